@@ -1,0 +1,65 @@
+"""The Celery app: made here without settings, configured once by each of the two wiring places.
+
+The coordinator sends signatures by name through it; only a node imports the bodies (`worker.tasks`).
+"""
+
+from celery import Celery
+
+from worker.contract import keys
+
+app = Celery("sandhog", set_as_current=False)
+
+BACKEND = "worker.contract.replies.ReplyStreamBackend"
+
+
+def backend_url(redis_url: str) -> str:
+    """Return the result backend's URL for a Redis URL (`redis://`, `rediss://` or `unix:///path`)."""
+    return f"{BACKEND}+{_celery_form(redis_url, 'socket')}"
+
+
+def broker_url(redis_url: str) -> str:
+    """Return the broker's URL for a Redis URL (`redis://`, `rediss://` or `unix:///path`)."""
+    return _celery_form(redis_url, "redis+socket")
+
+
+def _celery_form(redis_url: str, socket_scheme: str) -> str:
+    return redis_url.replace("unix://", f"{socket_scheme}://", 1) if redis_url.startswith("unix://") else redis_url
+
+
+def configure(celery_app: Celery, redis_url: str) -> None:
+    """Give the app its settings: JSON only, no acknowledgement emulation, no publish retry, no per-task result keys.
+
+    Nothing here makes a call run at most once by itself: the claim at the start of each body does.
+    """
+    celery_app.conf.update(
+        broker_url=broker_url(redis_url),
+        result_backend=backend_url(redis_url),
+        result_backend_thread_safe=True,
+        # An outcome waits for a Redis that is away as long as an outage is tolerated (retries back off to 1 s).
+        result_backend_always_retry=True,
+        result_backend_max_retries=keys.OUTAGE_S,
+        result_backend_base_sleep_between_retries_ms=50,
+        result_backend_max_sleep_between_retries_ms=1_000,
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+        result_accept_content=["json"],
+        # A lost reply to LPUSH must not send a call twice: an uncertain publish is settled by fence and join.
+        task_publish_retry=False,
+        task_acks_late=False,
+        task_reject_on_worker_lost=False,
+        task_retry_on_worker_lost=False,
+        task_track_started=False,
+        task_send_sent_event=False,
+        worker_send_task_events=False,
+        worker_prefetch_multiplier=1,
+        worker_disable_rate_limits=True,
+        worker_redirect_stdouts=False,
+        worker_hijack_root_logger=False,
+        worker_soft_shutdown_timeout=10.0,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_pool_limit=4,
+        # Plain BRPOP: no unacked hash, so no redelivery, and half a millisecond less a call.
+        broker_transport_options={"ack_emulation": False, "priority_steps": [0], "socket_keepalive": True},
+    )

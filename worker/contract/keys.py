@@ -1,0 +1,70 @@
+"""Names of everything Sandhog keeps in Redis, with who writes it and how long it lives.
+
+All carry the prefix `sandhog:`; queue names are Celery's and carry `w.` before the node's name.
+"""
+
+PREFIX = "sandhog:"
+
+LEASE_MS = 3_000
+"""A node's lease; renewed every second."""
+NODE_TTL_S = 600
+"""A node's description stays this long after its last renewal, for operators."""
+OUTAGE_S = 600
+"""The longest Redis outage that is tolerated: deadlines, claims and `expires` outlive it."""
+CLAIM_TTL_S = 600 + 2 * OUTAGE_S
+"""A claim outlives the longest call (600 s) and an outage on either side of it."""
+SESSION_TTL_S = 7 * 86_400
+"""A session's hash, counted from its last step."""
+REPLY_TTL_S = 86_400
+"""A reply stream, counted from its last entry."""
+GRANT_TTL_S = 3_600
+"""A human's yes that nobody used."""
+
+
+def queue(node: str) -> str:
+    """Return the name of a node's own Celery queue."""
+    return f"w.{node}"
+
+
+def reply_stream(coordinator: str) -> str:
+    """Return the stream to which workers append outcomes for one coordinator."""
+    return f"{PREFIX}reply:{coordinator}"
+
+
+def lease(node: str) -> str:
+    """Return the key that holds a live node's incarnation."""
+    return f"{PREFIX}lease:{node}"
+
+
+def node(node_name: str) -> str:
+    """Return the key of a node's description (JSON of `NodeLife`)."""
+    return f"{PREFIX}node:{node_name}"
+
+
+NODES = f"{PREFIX}nodes"
+"""Set of the names of all nodes that ever registered."""
+
+
+def places(node_name: str) -> str:
+    """Return the sorted set of sessions that hold a place on a node (score: expiry, Unix seconds)."""
+    return f"{PREFIX}places:{node_name}"
+
+
+def lanes(node_name: str) -> str:
+    """Return the sorted set of lane holders on a node (score: expiry, Unix seconds)."""
+    return f"{PREFIX}lanes:{node_name}"
+
+
+def session(session_id: str) -> str:
+    """Return the hash of a session: generation, step, cancelled, node."""
+    return f"{PREFIX}session:{session_id}"
+
+
+def claim(call_key: str) -> str:
+    """Return the key that says who started a call, or that it is fenced and never will start."""
+    return f"{PREFIX}claim:{call_key}"
+
+
+def grant(session_id: str, digest: str) -> str:
+    """Return the key of a human's yes to one tool with these very arguments; written by coordinators only."""
+    return f"{PREFIX}grant:{session_id}:{digest}"

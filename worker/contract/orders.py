@@ -1,0 +1,226 @@
+"""The types that pass between coordinator and worker: plan → **order** → worker → **outcome** → collect.
+
+Every type carries the contract's version and ignores fields it does not know, so that two releases of one major
+version can talk while a cluster is upgraded.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+CONTRACT_VERSION = 1
+
+CALL_TASK = "sandhog.call"
+JOIN_TASK = "sandhog.join"
+PREPARE_TASK = "sandhog.prepare"
+FINISH_TASK = "sandhog.finish"
+CANCEL_COMMAND = "sandhog_cancel"
+
+
+class Contract(BaseModel):
+    """Base of all orders and outcomes: frozen, versioned, tolerant of fields of a later minor version."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    v: int = CONTRACT_VERSION
+    """Version of the contract that the sender speaks."""
+
+
+class CallKey(BaseModel):
+    """What makes a call itself: the same key never runs twice."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    session: str
+    """Session id; holds no colon."""
+    generation: int
+    """The session's fencing number: each coordinator that takes the session over counts it up."""
+    step: int
+    """Step of the session, from 1."""
+    index: int
+    """Place of the call in the model's reply, from 0."""
+    attempt: int = 1
+    """Counted up only when an earlier attempt certainly did not run."""
+
+    def __str__(self) -> str:
+        return f"{self.session}:{self.generation}:{self.step}:{self.index}:{self.attempt}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the key that `str(key)` wrote.
+
+        Raises:
+            ValueError: the text is not five parts, the last four numbers.
+        """
+        session, generation, step, index, attempt = text.split(":")
+        return cls(
+            session=session, generation=int(generation), step=int(step), index=int(index), attempt=int(attempt)
+        )
+
+    def next_attempt(self) -> Self:
+        """Return the key for sending this call again after it certainly did not run."""
+        return self.model_copy(update={"attempt": self.attempt + 1})
+
+
+def call_digest(tool: str, arguments: Mapping[str, JsonValue]) -> str:
+    """Return the SHA-256 (hex) of a tool's name and its arguments in canonical JSON.
+
+    Grants and the guest's table of calls are bound to it: changed arguments are another call.
+    """
+    canonical = json.dumps([tool, dict(arguments)], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class WorkspaceMode(StrEnum):
+    """How a session's workspace comes to be."""
+
+    BIND = "bind"
+    """The user's own directory, mounted into the box."""
+    COPY = "copy"
+    """A private copy below the session's directory; the result is a patch."""
+
+
+class BoxOrder(Contract):
+    """All a node must know to start a session's box, or to start a fresh one on the same workspace."""
+
+    session: str
+    """Session id."""
+    generation: int
+    """The session's current generation."""
+    session_dir: str
+    """The session's directory on the shared volume (absolute; the same path on coordinator and worker)."""
+    image: str
+    """Image reference."""
+    workspace: str
+    """The directory to bind, or to copy from (absolute)."""
+    workspace_mode: WorkspaceMode
+    as_root: bool = False
+    """Commands run as root inside the box; only for a root-owned bind that the user asked for."""
+    runtime: str | None = None
+    """OCI runtime; None is the engine's default."""
+    profile: str = "medium"
+    """Name of the limits' profile."""
+
+
+class Policy(StrEnum):
+    """Who decides about a call: see `tools.permission`."""
+
+    GUARDED = "guarded"
+    BOXED = "boxed"
+
+
+class CallOrder(Contract):
+    """One call on its way to a node."""
+
+    key: CallKey
+    call_id: str
+    """The model's own id of the call, echoed in the answer."""
+    node: str
+    """Node that has the session's box."""
+    incarnation: str
+    """Life of that node the order is meant for; every other one refuses it."""
+    tool: str
+    arguments: dict[str, JsonValue]
+    """Arguments, already validated by the coordinator; the worker validates again."""
+    policy: Policy
+    principal: str
+    """Who the session acts for."""
+    sent_at: float
+    """Wall clock of the sender in seconds, for the queue-wait metric only; never for correctness."""
+    result_bytes: int = 50_000
+    """Bytes of `text` above which a result is cut to head and tail."""
+    box: BoxOrder
+
+    @property
+    def digest(self) -> str:
+        """Hash of tool and arguments."""
+        return call_digest(self.tool, self.arguments)
+
+
+class Fate(StrEnum):
+    """What is known about a call's run."""
+
+    RAN = "ran"
+    """It ran, or was refused by a gate: the result is its one answer."""
+    DID_NOT_RUN = "did_not_run"
+    """It certainly did not run and never will under this key: it may be sent again as a new attempt."""
+    UNKNOWN = "unknown"
+    """It may have run, whole or in part."""
+
+
+class CallOutcome(Contract):
+    """What comes back of a call."""
+
+    key: CallKey
+    fate: Fate
+    result: dict[str, JsonValue] | None = None
+    """The ToolResult as JSON; None unless the fate is `ran` or `unknown`."""
+    reason: str = ""
+    """Why it did not run or is unknown, in words for the model."""
+    cut: "CutNote | None" = None
+    """Set when `text` was cut to head and tail."""
+    box_note: str = ""
+    """Said to the model before its next answer: the box was replaced, and what was lost with the old one."""
+    queue_ms: float = 0.0
+    """From sending to claim, by two wall clocks."""
+    run_ms: float = 0.0
+    """From claim to outcome."""
+
+
+class CutNote(BaseModel):
+    """How much of a result was left out and where all of it lies."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    total_bytes: int
+    shown_bytes: int
+    total_lines: int
+    path: str
+    """Path inside the box from which Read and Grep can fetch the whole text; "" if it is nowhere."""
+
+
+class FinishOrder(Contract):
+    """Ends a session's box on a node and asks for the workspace's result."""
+
+    box: BoxOrder
+    node: str
+    incarnation: str
+    apply: bool = False
+    """Put the changes of a private copy into the directory it was copied from."""
+    keep_workspace: bool = False
+    """Leave the private copy on the volume."""
+
+
+class FinishOutcome(Contract):
+    """What was left of a session on its node."""
+
+    session: str
+    patch_path: str | None = None
+    """The patch's file on the shared volume; None for a bind mount, an empty file where nothing changed."""
+    changed: list[str] = []
+    """Changed paths, relative to the workspace, sorted."""
+    applied: bool = False
+    """The changes are now in the directory that was copied."""
+    conflicts: list[str] = []
+    """Paths that changed in the directory since it was copied: with any, nothing was applied."""
+    notes: list[str] = []
+    """What a person should know: set-id bits stripped, files too large for the patch, …"""
+    error: str | None = None
+    """Why the result could not be had, in words; the box is gone all the same."""
+
+
+class NodeLife(Contract):
+    """A node as its lease and its hash in Redis tell it."""
+
+    node: str
+    incarnation: str
+    places: int
+    """Room for boxes."""
+    lanes: int
+    """Worker threads for calls."""
+    state: Literal["ready", "draining"] = "ready"
+    pid: int = 0

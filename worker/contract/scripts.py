@@ -1,0 +1,86 @@
+"""The Lua scripts: every change of shared state that must not be torn in two.
+
+Each script is one atomic step in Redis; its arguments are named beside it. Time is Redis' own (`TIME`), so that no
+two machines' clocks are compared.
+"""
+
+from enum import StrEnum
+
+FENCED = "FENCED"
+"""Value of a claim that no worker may take any more."""
+
+CLAIM = """
+-- KEYS: claim, session. ARGV: token, generation, step, ttl_s. One delivery's own repeated claim is granted again.
+local held = redis.call('GET', KEYS[1])
+if held == ARGV[1] then return 'granted' end
+if held == 'FENCED' then return 'fenced' end
+if held then return 'taken' end
+local s = redis.call('HMGET', KEYS[2], 'generation', 'step', 'cancelled')
+if not s[1] or tonumber(s[1]) ~= tonumber(ARGV[2]) then return 'stale_generation' end
+if s[2] and tonumber(ARGV[3]) < tonumber(s[2]) then return 'stale_step' end
+if s[3] == '1' then return 'cancelled' end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[4])
+return 'granted'
+"""
+
+FENCE = """
+-- KEYS: claims. ARGV: ttl_s. Returns for each '1' (fenced now or before: it never runs) or '0' (a worker started it).
+local out = {}
+for i, key in ipairs(KEYS) do
+  local held = redis.call('GET', key)
+  if not held then
+    redis.call('SET', key, 'FENCED', 'EX', ARGV[1]); out[i] = 1
+  elseif held == 'FENCED' then out[i] = 1
+  else out[i] = 0 end
+end
+return out
+"""
+
+OPEN_SESSION = """
+-- KEYS: session. ARGV: least generation, ttl_s. Returns the new generation, above all that were.
+local g = tonumber(redis.call('HGET', KEYS[1], 'generation') or '0') + 1
+if g < tonumber(ARGV[1]) then g = tonumber(ARGV[1]) end
+redis.call('HSET', KEYS[1], 'generation', g, 'step', 0)
+redis.call('HDEL', KEYS[1], 'cancelled')
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return g
+"""
+
+BEGIN_STEP = """
+-- KEYS: session. ARGV: generation, step, ttl_s. Returns 1, or 0 when another coordinator has the session now.
+local g = redis.call('HGET', KEYS[1], 'generation')
+if g and tonumber(g) > tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'step', ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+return 1
+"""
+
+TAKE = """
+-- KEYS: holders. ARGV: limit, ttl_s, holder... Takes as many as fit, in order; a holder already in keeps its seat.
+-- Returns how many of the holders, from the first, are in now.
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+local free = tonumber(ARGV[1]) - redis.call('ZCARD', KEYS[1])
+local got = 0
+for i = 3, #ARGV do
+  if redis.call('ZSCORE', KEYS[1], ARGV[i]) then
+    got = got + 1
+  elseif free > 0 then
+    free = free - 1; got = got + 1
+  else break end
+  redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[i])
+end
+if got > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
+return got
+"""
+
+
+class ClaimVerdict(StrEnum):
+    """What the claim script answered."""
+
+    GRANTED = "granted"
+    TAKEN = "taken"
+    FENCED = "fenced"
+    STALE_GENERATION = "stale_generation"
+    STALE_STEP = "stale_step"
+    CANCELLED = "cancelled"
