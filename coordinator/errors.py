@@ -1,0 +1,64 @@
+"""Every error the coordinator raises.
+
+SandhogError
+├── ConfigError            bad usage or settings: exit 2
+├── ModelError             the endpoint
+│   ├── ModelRefused       it said no: asking again changes nothing
+│   ├── ModelUnavailable   overloaded, away or too slow: asking later may help
+│   └── ReplyBroken        its answer was cut or is not the protocol
+├── HistoryInvalid         the message list breaks the protocol: a bug of ours
+└── TranscriptError        the transcript cannot be written or does not belong to us
+"""
+
+
+class SandhogError(Exception):
+    """Root of all errors that carry words for the user."""
+
+
+class ConfigError(SandhogError):
+    """A setting or argument is missing or wrong; the message says what to set."""
+
+
+class ModelError(SandhogError):
+    """The model endpoint did not give a reply.
+
+    Args:
+        message: What was tried, what came back (the endpoint's own words), what to do.
+        status: HTTP status; None when there was none.
+        code: The endpoint's own error code; None when it gave none.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class ModelRefused(ModelError):
+    """The request itself is not accepted (bad request, key, rights, model name)."""
+
+
+class ModelUnavailable(ModelError):
+    """Overloaded, failing, unreachable or too slow.
+
+    Args:
+        retry_after_s: How long the endpoint asked us to wait; None when it did not say.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, code: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message, status=status, code=code)
+        self.retry_after_s = retry_after_s
+
+
+class ReplyBroken(ModelError):
+    """The answer ended half-way or is not a chat completion."""
+
+
+class HistoryInvalid(SandhogError):
+    """A message list a strict endpoint would not take."""
+
+
+class TranscriptError(SandhogError):
+    """The transcript cannot be created, written or read."""
