@@ -26,6 +26,11 @@ def queue(node: str) -> str:
     return f"w.{node}"
 
 
+def hostname(node: str) -> str:
+    """Return a node's name among Celery's workers, by which control commands reach it alone."""
+    return f"sandhog@{node}"
+
+
 def reply_stream(coordinator: str) -> str:
     """Return the stream to which workers append outcomes for one coordinator."""
     return f"{PREFIX}reply:{coordinator}"

@@ -163,6 +163,8 @@ class CallOutcome(Contract):
     """Why it did not run or is unknown, in words for the model."""
     cut: "CutNote | None" = None
     """Set when `text` was cut to head and tail."""
+    spill_path: str = ""
+    """Path inside the box where all of the text lies; "" for a short result, whose text is all here."""
     box_note: str = ""
     """Said to the model before its next answer: the box was replaced, and what was lost with the old one."""
     queue_ms: float = 0.0
@@ -172,15 +174,30 @@ class CallOutcome(Contract):
 
 
 class CutNote(BaseModel):
-    """How much of a result was left out and where all of it lies."""
+    """How much of a result was left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     total_bytes: int
     shown_bytes: int
     total_lines: int
-    path: str
-    """Path inside the box from which Read and Grep can fetch the whole text; "" if it is nowhere."""
+
+
+class PrepareOrder(Contract):
+    """Asks a node to have a session's box ready before the first call needs it."""
+
+    box: BoxOrder
+    node: str
+    incarnation: str
+
+
+class PrepareOutcome(Contract):
+    """Whether the box stands."""
+
+    session: str
+    error: str | None = None
+    """Why there can be no box, in words that say what to do; None when it stands."""
+    ready_ms: float = 0.0
 
 
 class FinishOrder(Contract):

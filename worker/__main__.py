@@ -1,0 +1,48 @@
+"""`python -m worker`: what is done on a node itself, as a process of its own."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from worker.apply import apply_result
+from worker.errors import NodeMisconfigured, WorkerError
+from worker.settings import NodeSettings
+from worker.wiring import run_node
+
+cli = typer.Typer(add_completion=False, no_args_is_help=True, help="Node-side commands of Sandhog.")
+
+
+@cli.command()
+def run() -> None:
+    """Run a node; its settings are `SANDHOG_*` variables."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        run_node(NodeSettings())  # type: ignore[call-arg]  # the fields come from the environment
+    except (NodeMisconfigured, ValidationError) as exc:
+        print(f"sandhog worker: {exc}", file=sys.stderr)
+        raise typer.Exit(2) from exc
+
+
+@cli.command()
+def apply(session_dir: Path, directory: Annotated[Path, typer.Argument(help="where the copy was made from")]) -> None:
+    """Put the kept result of a session into a directory: all of it, or nothing where something changed since."""
+    try:
+        applied = apply_result(session_dir, directory)
+    except WorkerError as exc:
+        print(f"sandhog: {exc}", file=sys.stderr)
+        raise typer.Exit(1) from exc
+    for path in applied.conflicts:
+        print(f"conflict: {path}", file=sys.stderr)
+    if applied.conflicts:
+        print("Nothing was applied: these files changed since the session began.", file=sys.stderr)
+        raise typer.Exit(1)
+    for path in applied.applied:
+        print(path)
+
+
+if __name__ == "__main__":
+    cli()

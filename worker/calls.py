@@ -1,0 +1,180 @@
+"""One call's life on a node: order → **claim** → gates → budget → outcome.
+
+The claim makes a call run at most once; the keys this process has accepted are kept beside it, so that neither a
+Redis that lost its last second nor a message delivered twice runs a call again.
+"""
+
+import logging
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import redis
+from pydantic import BaseModel
+
+from tools.base import ErrorCode, Tool, ToolFailure, ToolResult
+from tools.registry import Registry
+from tools.schema import parse_arguments
+from worker import budget
+from worker.boxes import Boxes
+from worker.contract import keys, scripts
+from worker.contract.orders import CallOrder, CallOutcome, CutNote, Fate
+from worker.contract.scripts import ClaimVerdict
+from worker.gates.gate import GateCall, Handler
+from worker.spill import SpillFile
+
+log = logging.getLogger(__name__)
+
+_V = TypeVar("_V")
+
+KEPT_CALLS = 10_000
+"""Keys, with their outcomes, that a node remembers; far more than can be undelivered at any time."""
+
+
+class ClaimRefused(Exception):
+    """The call must not run under this delivery and nothing must be stored for it."""
+
+
+class Calls:
+    """Claims and runs this node's calls. Thread-safe; one per process."""
+
+    def __init__(
+        self,
+        *,
+        client: redis.Redis,
+        registry: Registry,
+        boxes: Boxes,
+        gates: Handler,
+        spill_dir: Callable[[CallOrder], SpillFile],
+        incarnation: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._claim = client.register_script(scripts.CLAIM)
+        self._registry = registry
+        self._boxes = boxes
+        self._gates = gates
+        self._spill = spill_dir
+        self._incarnation = incarnation
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._known: OrderedDict[str, Future[CallOutcome]] = OrderedDict()
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
+
+    def call(self, order: CallOrder) -> CallOutcome:
+        """Run a call that was never started, and return its outcome.
+
+        Raises:
+            ClaimRefused: it was started before, is fenced, or belongs to an older generation or step.
+        """
+        if order.incarnation != self._incarnation:
+            return CallOutcome(
+                key=order.key, fate=Fate.DID_NOT_RUN, reason="The node was restarted before the call reached it."
+            )
+        future: Future[CallOutcome] = Future()
+        if not self._accept(str(order.key), future):
+            raise ClaimRefused(f"{order.key} was accepted before")
+        try:
+            self._take_claim(order)
+            outcome = self._through_gates(order, joining=False)
+        except BaseException as exc:
+            future.set_exception(exc)
+            raise
+        future.set_result(outcome)
+        return outcome
+
+    def join(self, order: CallOrder) -> CallOutcome:
+        """Return the outcome of a call that was started earlier, waiting for it if it runs; never start anything."""
+        with self._guard:
+            future = self._known.get(str(order.key))
+        if future is not None:
+            try:
+                return future.result(timeout=keys.OUTAGE_S)
+            except (ClaimRefused, TimeoutError) as exc:
+                return CallOutcome(key=order.key, fate=Fate.UNKNOWN, reason=str(exc))
+        return self._through_gates(order, joining=True)
+
+    def cancel(self, call_keys: list[str]) -> None:
+        """End the running ones of these calls, and let those that did not reach their box yet end before they do."""
+        with self._guard:
+            for call_key in call_keys:
+                self._cancelled[call_key] = None
+            _trim(self._cancelled)
+        for call_key in call_keys:
+            box = self._boxes.running_box(call_key.split(":", 1)[0])
+            if box is not None:
+                box.cancel(call_key)
+
+    def _accept(self, call_key: str, future: Future[CallOutcome]) -> bool:
+        with self._guard:
+            if call_key in self._known:
+                return False
+            self._known[call_key] = future
+            _trim(self._known)
+            return True
+
+    def _take_claim(self, order: CallOrder) -> None:
+        key = order.key
+        # The token makes the claim repeatable by this delivery alone: an answer that Redis gave but the connection
+        # lost is asked for again and granted again.
+        token = f"{self._incarnation}/{uuid.uuid4().hex}"
+        deadline = time.monotonic() + keys.OUTAGE_S
+        while True:
+            try:
+                verdict = self._claim(
+                    keys=[keys.claim(str(key)), keys.session(key.session)],
+                    args=[token, key.generation, key.step, keys.CLAIM_TTL_S],
+                )
+                break
+            except (redis.ConnectionError, redis.TimeoutError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        verdict = ClaimVerdict(verdict.decode() if isinstance(verdict, bytes) else verdict)
+        if verdict is not ClaimVerdict.GRANTED:
+            raise ClaimRefused(f"{key}: {verdict}")
+
+    def _through_gates(self, order: CallOrder, *, joining: bool) -> CallOutcome:
+        claimed_at, started = self._clock(), time.monotonic()
+        spill = self._spill(order)
+        cut: CutNote | None = None
+        result = self._checked(order, spill, joining)
+        try:
+            result, cut = budget.fit(result, spill, order.result_bytes)
+        except OSError as exc:
+            log.error("the spill was refused", extra={"call_id": str(order.key), "error": str(exc)})
+            result, cut = result.with_text(result.text[: order.result_bytes // 4]), None
+        fate = Fate.UNKNOWN if result.error_code is ErrorCode.OUTCOME_UNKNOWN else Fate.RAN
+        return CallOutcome(
+            key=order.key,
+            fate=fate,
+            result=result.model_dump(mode="json"),
+            reason=(result.error_message or "") if fate is Fate.UNKNOWN else "",
+            cut=cut,
+            spill_path=spill.box_path if spill.is_written else "",
+            box_note=self._boxes.take_note(order.key.session),
+            queue_ms=max(0.0, (claimed_at - order.sent_at) * 1000),
+            run_ms=(time.monotonic() - started) * 1000,
+        )
+
+    def _checked(self, order: CallOrder, spill: SpillFile, joining: bool) -> ToolResult:
+        tool: Tool[BaseModel] | None = self._registry.get(order.tool)
+        if tool is None:
+            return ToolResult.failure(ErrorCode.UNKNOWN_TOOL, f"This node has no tool {order.tool!r}.")
+        try:
+            arguments = parse_arguments(tool, dict(order.arguments))
+        except ToolFailure as exc:
+            return ToolResult.failure(exc.code, exc.message)
+        with self._guard:
+            cancelled = str(order.key) in self._cancelled
+        if cancelled and not joining:
+            return ToolResult.failure(ErrorCode.CANCELLED, f"{order.tool} was cancelled before it ran.")
+        return self._gates(GateCall(order, tool, arguments, spill, joining))
+
+
+def _trim(known: "OrderedDict[str, _V]") -> None:
+    while len(known) > KEPT_CALLS:
+        known.popitem(last=False)

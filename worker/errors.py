@@ -1,0 +1,23 @@
+"""The worker room's errors.
+
+WorkerError
+├── WorkspaceRefused   the session's workspace cannot be used: ends the session, nothing ran
+├── BoxUnavailable     no box can be had for the session: ends the session, nothing ran
+└── NodeMisconfigured  the node cannot start: its process ends with code 2
+"""
+
+
+class WorkerError(Exception):
+    """Root of the worker room's errors."""
+
+
+class WorkspaceRefused(WorkerError):
+    """The workspace of an order cannot be used; the message says why and what to do."""
+
+
+class BoxUnavailable(WorkerError):
+    """A session's box cannot be started; the message says why and what to do."""
+
+
+class NodeMisconfigured(WorkerError):
+    """The node's settings or its machine do not allow it to start; the message says what to do."""

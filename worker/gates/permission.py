@@ -1,0 +1,33 @@
+"""Gate 1: enforces below what was asked above, with the same pure function.
+
+A call that needs a human's yes runs only if the coordinator left a grant for this session, this tool and these very
+arguments; a grant is used once.
+"""
+
+import redis
+
+from tools.base import ErrorCode, ToolResult
+from tools.permission import Decision, decide
+from tools.permission import Policy as ToolPolicy
+from worker.contract import keys
+from worker.gates.gate import GateCall, Handler
+
+
+class PermissionGate:
+    """Denies what the policy denies and what nobody granted."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+
+    def __call__(self, call: GateCall, following: Handler) -> ToolResult:
+        """Return a PERMISSION_DENIED result, or what follows."""
+        order = call.order
+        # A join's call passed this gate when it was started, and used its grant up then.
+        if call.joining:
+            return following(call)
+        verdict = decide(order.tool, order.arguments, ToolPolicy(order.policy.value))
+        if verdict.decision is Decision.ALLOW:
+            return following(call)
+        if verdict.decision is Decision.ASK and self._redis.getdel(keys.grant(order.key.session, order.digest)):
+            return following(call)
+        return ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{order.tool} was not run: {verdict.reason}")

@@ -1,0 +1,39 @@
+"""A node's settings: `SANDHOG_*` variables, read once by the wiring."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class NodeSettings(BaseSettings):
+    """What one worker process needs to know."""
+
+    model_config = SettingsConfigDict(env_prefix="SANDHOG_", extra="ignore", use_attribute_docstrings=True)
+
+    redis_url: str
+    """`redis://`, `rediss://` or `unix:///path/to/socket`."""
+    state_dir: Path
+    """Root of the shared volume: the same absolute path on every coordinator and node."""
+    node: str = Field(default="node", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    """The node's name; of all workers that share a Redis only one may carry it."""
+    node_dir: Path | None = None
+    """The node's own directory for records of its boxes and guest folders; default: `<state_dir>/nodes/<node>`."""
+    places: int = Field(default=8, ge=1)
+    """Room for boxes."""
+    lanes: int | None = Field(default=None, ge=1)
+    """Worker threads for calls; default: four a place."""
+    dead_man_s: int = Field(default=120, ge=10)
+    """A box ends itself when its node has been silent this long."""
+    owner_fd: int | None = None
+    """A pipe's read end held open by the process that owns this node: its end is the node's end, and Redis' too."""
+
+    @property
+    def lane_count(self) -> int:
+        """Worker threads for calls."""
+        return self.lanes or 4 * self.places
+
+    @property
+    def own_dir(self) -> Path:
+        """Directory for what belongs to this node alone."""
+        return self.node_dir or self.state_dir / "nodes" / self.node

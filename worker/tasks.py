@@ -1,0 +1,67 @@
+"""The Celery bodies: thin, and they never raise for what a tool did.
+
+A raise inside a chain would strand the links behind it, so refusals, timeouts and lost boxes are outcomes. The one
+exception is `Ignore` for a delivery whose claim was refused: nothing is stored and no successor is sent, because the
+delivery that holds the claim does both.
+"""
+
+import logging
+import time
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Ignore
+from celery.worker.control import control_command
+
+from worker.boxes import Boxes
+from worker.calls import Calls, ClaimRefused
+from worker.contract.orders import (
+    CALL_TASK,
+    CANCEL_COMMAND,
+    FINISH_TASK,
+    JOIN_TASK,
+    PREPARE_TASK,
+    CallOrder,
+    FinishOrder,
+    PrepareOrder,
+    PrepareOutcome,
+)
+from worker.errors import BoxUnavailable
+
+log = logging.getLogger(__name__)
+
+
+def register(app: Celery, calls: Calls, boxes: Boxes) -> None:
+    """Give the app the bodies of this node's tasks, and remote control the command that ends running calls."""
+
+    @app.task(name=CALL_TASK)
+    def call(order: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return calls.call(CallOrder.model_validate(order)).model_dump(mode="json")
+        except ClaimRefused as exc:
+            log.warning("delivery ignored", extra={"reason": str(exc)})
+            raise Ignore from exc
+
+    @app.task(name=JOIN_TASK)
+    def join(order: dict[str, Any]) -> dict[str, Any]:
+        return calls.join(CallOrder.model_validate(order)).model_dump(mode="json")
+
+    @app.task(name=PREPARE_TASK)
+    def prepare(order: dict[str, Any]) -> dict[str, Any]:
+        box = PrepareOrder.model_validate(order).box
+        started = time.monotonic()
+        try:
+            boxes.box_for(box)
+        except BoxUnavailable as exc:
+            return PrepareOutcome(session=box.session, error=str(exc)).model_dump(mode="json")
+        ready_ms = (time.monotonic() - started) * 1000
+        return PrepareOutcome(session=box.session, ready_ms=ready_ms).model_dump(mode="json")
+
+    @app.task(name=FINISH_TASK)
+    def finish(order: dict[str, Any]) -> dict[str, Any]:
+        return boxes.finish(FinishOrder.model_validate(order)).model_dump(mode="json")
+
+    @control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])  # type: ignore[untyped-decorator]
+    def cancel(state: object, call_keys: list[str]) -> dict[str, str]:
+        calls.cancel(call_keys)
+        return {"ok": "cancelled"}

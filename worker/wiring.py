@@ -1,0 +1,150 @@
+"""The worker's one wiring place: settings in, a running node out."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from sandbox import guest_folder
+from sandbox.engine import DockerEngine, EngineSettings
+from sandbox.errors import SandboxError
+from tools.registry import builtin_registry
+from worker import tasks
+from worker.app import app, configure
+from worker.boxes import Boxes
+from worker.calls import Calls
+from worker.contract import keys
+from worker.contract.orders import CallOrder, NodeLife
+from worker.errors import NodeMisconfigured
+from worker.gates.gate import in_row
+from worker.gates.permission import PermissionGate
+from worker.gates.run import RunGate
+from worker.node import Lease, watch_owner
+from worker.settings import NodeSettings
+from worker.spill import SpillFile
+
+log = logging.getLogger(__name__)
+
+SPARE_THREADS = 8
+"""Threads beside the lanes, for joins, preparations and ends of sessions: they must not wait behind long calls."""
+
+
+def connect(redis_url: str) -> redis.Redis:
+    """Return a client that never repeats a command by itself: a repeated claim or append would lie."""
+    return redis.Redis.from_url(redis_url, retry=Retry(NoBackoff(), 0), socket_timeout=5, health_check_interval=10)
+
+
+def run_node(settings: NodeSettings) -> None:
+    """Run a node until its owner ends or a signal comes; its boxes end with it.
+
+    Raises:
+        NodeMisconfigured: Redis, the engine or the volume cannot be used; the message says what to do.
+    """
+    client = _reach_redis(settings.redis_url)
+    engine = _reach_engine(settings)
+    boxes = Boxes(engine, settings.dead_man_s)
+    incarnation = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    gates = in_row([PermissionGate(client)], RunGate(boxes))
+    calls = Calls(
+        client=client,
+        registry=builtin_registry(),
+        boxes=boxes,
+        gates=gates,
+        spill_dir=_spill_of,
+        incarnation=incarnation,
+    )
+    configure(app, settings.redis_url)
+    tasks.register(app, calls, boxes)
+    adopted = boxes.adopt()
+    if adopted:
+        log.info("boxes adopted", extra={"sessions": adopted})
+    lease = Lease(
+        client,
+        NodeLife(
+            node=settings.node,
+            incarnation=incarnation,
+            places=settings.places,
+            lanes=settings.lane_count,
+            pid=os.getpid(),
+        ),
+    )
+    worker = app.Worker(
+        hostname=keys.hostname(settings.node),
+        pool="threads",
+        concurrency=settings.lane_count + SPARE_THREADS,
+        queues=[keys.queue(settings.node)],
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="WARNING",
+        quiet=True,
+    )
+    end = _End(boxes, client, owns_redis=settings.owner_fd is not None)
+    if settings.owner_fd is not None:
+        watch_owner(settings.owner_fd, end.by_owner)
+    lease.start()
+    try:
+        worker.start()
+    finally:
+        lease.close()
+        end.close()
+
+
+class _End:
+    """Closes what the node owns exactly once, whoever asks first: the owner's watcher or the main thread."""
+
+    def __init__(self, boxes: Boxes, client: redis.Redis, *, owns_redis: bool) -> None:
+        self._boxes = boxes
+        self._redis = client
+        self._owns_redis = owns_redis
+        self._once = threading.Lock()
+        self._closed = False
+
+    def by_owner(self) -> None:
+        """Close everything at once, also under running calls: nobody is left to want their answers."""
+        self.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self) -> None:
+        """End the boxes, then Redis if it is this node's to end."""
+        with self._once:
+            if self._closed:
+                return
+            self._closed = True
+            self._boxes.close()
+            if self._owns_redis:
+                try:
+                    self._redis.shutdown(nosave=True)
+                except redis.RedisError as exc:
+                    log.info("Redis was gone already", extra={"error": str(exc)})
+
+
+def _spill_of(order: CallOrder) -> SpillFile:
+    return SpillFile(Path(order.box.session_dir) / "spill", order.key)
+
+
+def _reach_redis(redis_url: str) -> redis.Redis:
+    client = connect(redis_url)
+    try:
+        client.ping()
+    except redis.RedisError as exc:
+        raise NodeMisconfigured(f"Redis at SANDHOG_REDIS_URL does not answer: {exc}. Start it or correct the URL.") from exc
+    return client
+
+
+def _reach_engine(settings: NodeSettings) -> DockerEngine:
+    own = settings.own_dir
+    own.mkdir(parents=True, exist_ok=True)
+    try:
+        folder = guest_folder.build(settings.state_dir / "guest")
+        engine_settings = EngineSettings(node=settings.node, guest_folder=folder, records_dir=own / "boxes")
+        return DockerEngine(engine_settings)
+    except SandboxError as exc:
+        raise NodeMisconfigured(str(exc)) from exc
