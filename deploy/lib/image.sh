@@ -13,7 +13,7 @@ recipe_hash() {
 # image_is_current: true when the engine holds the image of this recipe.
 image_is_current() {
     local found
-    found=$(docker image inspect --format '{{index .Config.Labels "sandhog.image"}}' "$BOX_IMAGE" 2>/dev/null) &&
+    found=$(timeout 20 docker image inspect --format '{{index .Config.Labels "sandhog.image"}}' "$BOX_IMAGE" 2>/dev/null) &&
         [ "$found" = "$(recipe_hash)" ]
 }
 
@@ -84,6 +84,7 @@ build_from_base() {
 # archive_of RELEASE: prints the address that apt here is configured with for this release; fails when it has none.
 archive_of() {
     local address
+    # shellcheck disable=SC2016 # apt-get fills these names in
     address=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
         awk -v release="$1" '$1 == release && $2 == "main" && $3 !~ /-/ {print $4; exit}')
     case $address in

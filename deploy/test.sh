@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Sets everything up, then runs all checks and tests; pytest's closing line comes last.
+# Ends with 0 only when every step passed. Arguments go to pytest.
+set -euo pipefail
+
+DEPLOY=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+SAY_AS='test'
+# shellcheck source-path=SCRIPTDIR
+source "$DEPLOY/lib/say.sh"
+
+failed=()
+
+# step NAME COMMAND …: runs it from the repository's root and remembers a failure.
+step() {
+    local name=$1
+    shift
+    say "$name"
+    "$@" || failed+=("$name")
+}
+
+main() {
+    bash "$DEPLOY/setup.sh" --dev
+    cd "$DEPLOY/.."
+    # The set-up leaves every server in place, so one that is missing is a failure here, not a skip.
+    export SANDHOG_REQUIRE_SERVERS=1
+    local bin=.venv/bin
+    step format "$bin/ruff" format --check --quiet .
+    step lint "$bin/ruff" check --quiet .
+    step types "$bin/mypy"
+    step imports env PYTHONPATH=. "$bin/lint-imports" --no-logo
+    # pytest's closing line is the last of all, so the other failures are named before it.
+    if [ ${#failed[@]} -gt 0 ]; then say "FAILED so far: ${failed[*]}"; fi
+    say "tests"
+    "$bin/python" -m pytest -q --durations=10 "$@" || failed+=(tests)
+    [ ${#failed[@]} -eq 0 ]
+}
+
+main "$@"
