@@ -1,0 +1,70 @@
+"""What can go wrong with a box, one class per reaction of a caller."""
+
+from enum import StrEnum
+
+from sandbox.wire import RefusalCode
+
+__all__ = [
+    "BoxLost",
+    "ControlNotEnforced",
+    "EngineUnavailable",
+    "GuestRefused",
+    "ImageMissing",
+    "LossReason",
+    "RefusalCode",
+    "SandboxError",
+]
+
+
+class LossReason(StrEnum):
+    """Why a box is gone."""
+
+    OOM = "oom"
+    """The box's memory limit ended its guest."""
+    KILLED = "killed"
+    """Somebody killed the container."""
+    ENGINE = "engine"
+    """The engine does not answer, so nothing can be said about the box."""
+    PROTOCOL = "protocol"
+    """The guest broke the rules of the link; the box was removed."""
+    ENDED = "ended"
+    """The box ended by itself or was closed."""
+
+
+class SandboxError(Exception):
+    """Root of everything the sandbox room raises."""
+
+
+class BoxLost(SandboxError):
+    """The box is gone; what it ran may have had effects. A new box is needed."""
+
+    def __init__(self, reason: LossReason, detail: str) -> None:
+        super().__init__(f"box lost ({reason}): {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class GuestRefused(SandboxError):
+    """The guest lives and declined this request; the code says why."""
+
+    def __init__(self, code: RefusalCode, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class EngineUnavailable(SandboxError):
+    """The container engine cannot be reached or failed a request. Trying again later may help."""
+
+
+class ImageMissing(SandboxError):
+    """The image of the box is not on this engine."""
+
+
+class ControlNotEnforced(SandboxError):
+    """A control was asked for and does not hold inside the box; the box was removed."""
+
+    def __init__(self, control: str, detail: str) -> None:
+        super().__init__(f"control {control!r} is not enforced: {detail}")
+        self.control = control
+        self.detail = detail

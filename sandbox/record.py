@@ -1,0 +1,79 @@
+"""Who has a box, and until when: one small file per box beside the node, which outlives the process."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BoxRecord:
+    """What must be known of a box to adopt or to remove it."""
+
+    box_id: str
+    container: str
+    """Name of the container."""
+    node: str
+    session: str
+    generation: int
+    born: float
+    """Seconds since the epoch."""
+    expires: float
+    """Seconds since the epoch; afterwards the box may be removed whatever state it is in."""
+    image: str
+    workspace_dir: str
+    spill_dir: str
+    uid: int
+    gid: int
+    profile: str
+    version: int = RECORD_VERSION
+
+
+class RecordStore:
+    """The record files of one node. Each write is whole or not there (fsync, rename)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, record: BoxRecord) -> None:
+        """Write or replace the box's record."""
+        target = self._path(record.box_id)
+        draft = target.with_suffix(".tmp")
+        with draft.open("w", encoding="utf-8") as file:
+            json.dump(asdict(record), file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+
+    def load(self, box_id: str) -> BoxRecord | None:
+        """The box's record; None when there is none or it cannot be read."""
+        try:
+            fields = json.loads(self._path(box_id).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return _parse(fields)
+
+    def remove(self, box_id: str) -> None:
+        """Forget the box."""
+        self._path(box_id).unlink(missing_ok=True)
+
+    def box_ids(self) -> list[str]:
+        """Every box with a record file, readable or not."""
+        return sorted(path.stem for path in self._folder.glob("*.json"))
+
+    def _path(self, box_id: str) -> Path:
+        return self._folder / f"{box_id}.json"
+
+
+def _parse(fields: Any) -> BoxRecord | None:
+    if not isinstance(fields, dict) or fields.get("version") != RECORD_VERSION:
+        return None
+    known = {name: fields[name] for name in BoxRecord.__dataclass_fields__ if name in fields}
+    try:
+        return BoxRecord(**known)
+    except TypeError:
+        return None

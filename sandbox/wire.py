@@ -1,0 +1,177 @@
+"""The language of the link: frames, operations, refusal codes. Standard library only; both ends import it.
+
+A frame is two big-endian 32-bit lengths, a head (one compact JSON object) and a body (raw bytes):
+`>II` head length, body length · head · body.
+"""
+
+import json
+import struct
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+PROTOCOL = 1
+MAX_HEAD_BYTES = 256 * 1024
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_COMMAND_BYTES = 100_000
+MAX_KEEP_BYTES = 1024 * 1024
+MAX_READ_BYTES = 8 * 1024 * 1024
+OUT_CHUNK_BYTES = 64 * 1024
+STREAM_THRESHOLD_BYTES = 32 * 1024
+"""A command that prints more than this has all its output streamed as `out` events, if asked to."""
+
+WORKSPACE = "/workspace"
+SPILL = "/spill"
+GUEST_FOLDER = "/opt/sandhog"
+SOCKET_DIR = "/run/sandhog"
+SOCKET_PATH = "/run/sandhog/guest.sock"
+HOME = "/home/agent"
+RG = GUEST_FOLDER + "/bin/rg"
+
+_PREFIX = struct.Struct(">II")
+
+
+class Op(StrEnum):
+    """What the host may ask."""
+
+    HELLO = "hello"
+    PING = "ping"
+    BEGIN_STEP = "begin_step"
+    RUN = "run"
+    CANCEL = "cancel"
+    FREEZE = "freeze"
+    THAW = "thaw"
+    STAT = "stat"
+    READ = "read"
+    EDIT = "edit"
+    WRITE = "write"
+    SHUTDOWN = "shutdown"
+
+
+class RefusalCode(StrEnum):
+    """Why the guest declined a request."""
+
+    NOT_FOUND = "NOT_FOUND"
+    IS_DIRECTORY = "IS_DIRECTORY"
+    NOT_DIRECTORY = "NOT_DIRECTORY"
+    NOT_REGULAR = "NOT_REGULAR"
+    """A FIFO, device or socket."""
+    BINARY_FILE = "BINARY_FILE"
+    ACCESS_DENIED = "ACCESS_DENIED"
+    SYMLINK_LOOP = "SYMLINK_LOOP"
+    INVALID_PATH = "INVALID_PATH"
+    """NUL in it, empty, or too long."""
+    TOO_LARGE = "TOO_LARGE"
+    NO_SPACE = "NO_SPACE"
+    IO_ERROR = "IO_ERROR"
+    CONFLICT = "CONFLICT"
+    """The file is not what the caller saw."""
+    EXISTS = "EXISTS"
+    """The file was to be new."""
+    NO_MATCH = "NO_MATCH"
+    """The old text of an edit is not in the file."""
+    NOT_UNIQUE = "NOT_UNIQUE"
+    """The old text of an edit is in the file more than once; the message has the count."""
+    OVERLAP = "OVERLAP"
+    """Two edits touch the same text."""
+    INVALID_PARAM = "INVALID_PARAM"
+    CALL_MISMATCH = "CALL_MISMATCH"
+    """The call key is known with other arguments."""
+    UNKNOWN_CALL = "UNKNOWN_CALL"
+    """Asked to join a call that the guest does not know."""
+    ANSWER_DROPPED = "ANSWER_DROPPED"
+    """The call ran, its answer is no longer kept."""
+    STALE = "STALE"
+    """An older generation or an earlier step of the session."""
+    LIMIT = "LIMIT"
+    """No process or descriptor left in the box."""
+    NO_SHELL = "NO_SHELL"
+    """The image has no shell to run a command text."""
+    FROZEN = "FROZEN"
+    """Commands stand still until the host thaws them."""
+    INTERNAL = "INTERNAL"
+    """A defect of the guest; the message has the exception."""
+
+
+class FrameError(Exception):
+    """Bytes that are not a frame, or a frame that may not be sent."""
+
+
+class FrameTooLarge(FrameError):
+    """A head or body beyond its limit."""
+
+
+class MalformedFrame(FrameError):
+    """A head that is not one JSON object."""
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    head: dict[str, Any]
+    body: bytes
+
+
+def encode(head: dict[str, Any], body: bytes = b"") -> bytes:
+    """The bytes of one frame.
+
+    Raises:
+        FrameTooLarge: head or body are beyond their limits.
+    """
+    text = json.dumps(head, separators=(",", ":")).encode()
+    if len(text) > MAX_HEAD_BYTES or len(body) > MAX_BODY_BYTES:
+        raise FrameTooLarge(f"head of {len(text)} and body of {len(body)} bytes")
+    return b"".join((_PREFIX.pack(len(text), len(body)), text, body))
+
+
+class Decoder:
+    """Frames out of chunks of any size. After an error it must not be used again."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._needed = _PREFIX.size
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes, in order.
+
+        Raises:
+            FrameTooLarge: a length beyond its limit was announced (nothing is buffered for it).
+            MalformedFrame: a head is not one JSON object.
+        """
+        buffer = self._buffer
+        buffer += data
+        frames: list[Frame] = []
+        position = 0
+        while True:
+            left = len(buffer) - position
+            if left < self._needed or left < _PREFIX.size:
+                break
+            head_size, body_size = _PREFIX.unpack_from(buffer, position)
+            if head_size > MAX_HEAD_BYTES or body_size > MAX_BODY_BYTES:
+                raise FrameTooLarge(f"announced head of {head_size} and body of {body_size} bytes")
+            whole = _PREFIX.size + head_size + body_size
+            if left < whole:
+                self._needed = whole
+                break
+            body_start = position + _PREFIX.size + head_size
+            head = _parse_head(bytes(buffer[position + _PREFIX.size : body_start]))
+            frames.append(Frame(head, bytes(buffer[body_start : position + whole])))
+            position += whole
+            self._needed = _PREFIX.size
+        if position:
+            del buffer[:position]
+        return frames
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of an unfinished frame is held."""
+        return len(self._buffer)
+
+
+def _parse_head(text: bytes) -> dict[str, Any]:
+    try:
+        head = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedFrame(f"head is not JSON: {error}") from None
+    if not isinstance(head, dict):
+        raise MalformedFrame(f"head is a JSON {type(head).__name__}, not an object")
+    return head
