@@ -2,6 +2,7 @@
 
 WorkerError
 ├── WorkspaceRefused   the session's workspace cannot be used: ends the session, nothing ran
+├── ResultFailed       what a private copy became cannot be read, kept or applied: nothing was lost, try again
 ├── BoxUnavailable     no box can be had for the session: ends the session, nothing ran
 └── NodeMisconfigured  the node cannot start: its process ends with code 2
 """
@@ -13,6 +14,10 @@ class WorkerError(Exception):
 
 class WorkspaceRefused(WorkerError):
     """The workspace of an order cannot be used; the message says why and what to do."""
+
+
+class ResultFailed(WorkerError):
+    """What a private copy became cannot be read, kept or applied; the copy or the kept result is still there."""
 
 
 class BoxUnavailable(WorkerError):

@@ -1,0 +1,100 @@
+"""The budget of one step: collect → **budget** → history.
+
+Each result is within its own bound already (the worker's doing). Where a step's results together are over theirs,
+the largest ones that were not cut yet are cut until they fit; what is cut names the file that holds all of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from coordinator.events import CutInfo
+from coordinator.plan import PlannedCall
+from tools.base import ErrorCode, ToolResult
+from tools.cutting import cut_text
+from worker.contract.orders import CallOutcome, Fate
+
+STEP_BYTES = 200_000
+LEAST_BYTES = 2_000
+"""No result is cut below this."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A call with its one result."""
+
+    call: PlannedCall
+    result: ToolResult
+    time_ms: float = 0.0
+    """From dispatch to outcome."""
+    spill_path: str = ""
+    """Where all of a large text lies, as the box sees it; "" for a short one."""
+    cut: CutInfo | None = None
+    attempt: int = 1
+    note: str | None = None
+    """What was special about this answer, for people."""
+    box_note: str = ""
+    """What the model must know about its box before it reads on."""
+
+    @property
+    def content(self) -> str:
+        """The `tool` message's content."""
+        result = self.result
+        if self.box_note:
+            result = result.with_text(f"[{self.box_note}]\n{result.text}")
+        return result.to_answer()
+
+
+def refused(call: PlannedCall) -> Answered:
+    """Return the answer of a call that could not be planned."""
+    assert call.refusal is not None
+    return Answered(call, ToolResult.failure(call.refusal.code, call.refusal.message))
+
+
+def answered(call: PlannedCall, outcome: CallOutcome, time_ms: float) -> Answered:
+    """Return the answer that an outcome gives to its call."""
+    match outcome.fate:
+        case Fate.DID_NOT_RUN:
+            result = ToolResult.failure(ErrorCode.EXECUTION_ERROR, outcome.reason)
+        case Fate.UNKNOWN if outcome.result is None:
+            result = ToolResult.failure(ErrorCode.OUTCOME_UNKNOWN, outcome.reason)
+        case _:
+            result = ToolResult.model_validate(outcome.result)
+    cut = None
+    if outcome.cut is not None:
+        cut = CutInfo(
+            total_bytes=outcome.cut.total_bytes,
+            shown_bytes=outcome.cut.shown_bytes,
+            path=outcome.spill_path or None,
+        )
+    note = outcome.reason or None
+    return Answered(call, result, time_ms, outcome.spill_path, cut, outcome.key.attempt, note, outcome.box_note)
+
+
+def within_step(answers: Sequence[Answered], bound_bytes: int = STEP_BYTES) -> list[Answered]:
+    """Return the answers, in their order, with texts that fit the step's bound together."""
+    kept = list(answers)
+    sizes = [len(one.result.text.encode()) for one in kept]
+    surplus = sum(sizes) - bound_bytes
+    uncut = sorted((at for at, one in enumerate(kept) if one.cut is None), key=lambda at: -sizes[at])
+    for place, at in enumerate(uncut):
+        if surplus <= 0:
+            break
+        # The largest is brought down to the next one's size or as far as needed; the last round takes what is left.
+        floor = sizes[uncut[place + 1]] if place + 1 < len(uncut) else LEAST_BYTES
+        target = max(LEAST_BYTES, min(floor, sizes[at]), sizes[at] - surplus)
+        if target >= sizes[at]:
+            target = max(LEAST_BYTES, sizes[at] - surplus)
+        kept[at] = _cut(kept[at], target)
+        new_size = len(kept[at].result.text.encode())
+        surplus -= sizes[at] - new_size
+        sizes[at] = new_size
+    return kept
+
+
+def _cut(answer: Answered, bound_bytes: int) -> Answered:
+    hint = f"; all of it: {answer.spill_path}" if answer.spill_path else ""
+    cut = cut_text(answer.result.text, bound_bytes, hint=hint)
+    if not cut.is_cut:
+        return answer
+    info = CutInfo(total_bytes=cut.total_bytes, shown_bytes=cut.shown_bytes, path=answer.spill_path or None)
+    return replace(answer, result=answer.result.with_text(cut.text), cut=info)

@@ -1,0 +1,68 @@
+"""Reads outcomes from the coordinator's reply stream: dispatch → worker → **collect** → budget.
+
+One reader for all sessions of a process. It goes on from the last id it saw after every loss of the connection; the
+first terminal state of a task id wins, and what nobody waits for is dropped.
+"""
+
+import asyncio
+import logging
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from worker.contract import keys
+from worker.contract.replies import REPLY_FIELD, Reply, decode_reply
+
+log = logging.getLogger(__name__)
+
+BLOCK_MS = 5_000
+RETRY_S = 0.2
+BATCH = 256
+
+
+class ReplyReader:
+    """Hands each reply to the one who expects it. Use `async with`; runs one task of its own."""
+
+    def __init__(self, client: Redis, coordinator: str) -> None:
+        self._redis = client
+        self._stream = keys.reply_stream(coordinator)
+        self._expected: dict[str, asyncio.Future[Reply]] = {}
+        self._last_id = "0-0"
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "ReplyReader":
+        self._task = asyncio.create_task(self._read_forever(), name="collect")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def expect(self, task_id: str) -> asyncio.Future[Reply]:
+        """Return the future of a task's reply; call it before the task is sent, so that no reply can be missed."""
+        return self._expected.setdefault(task_id, asyncio.get_running_loop().create_future())
+
+    def forget(self, task_id: str) -> None:
+        """Wait no more for a task's reply."""
+        self._expected.pop(task_id, None)
+
+    async def _read_forever(self) -> None:
+        while True:
+            try:
+                answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=BLOCK_MS)
+                await self._take(answer)
+            except RedisError as exc:
+                log.warning("the reply stream is away", extra={"error": str(exc)})
+                await asyncio.sleep(RETRY_S)
+
+    async def _take(self, answer: list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]) -> None:
+        for _, entries in answer:
+            for entry_id, fields in entries:
+                self._last_id = entry_id.decode()
+                reply = decode_reply(fields.get(REPLY_FIELD.encode(), b""))
+                waiting = self._expected.pop(reply.task_id, None) if reply else None
+                if reply and waiting and not waiting.done():
+                    waiting.set_result(reply)
+            # What was read is not needed again: a successor of this process asks the nodes, not this stream.
+            await self._redis.xtrim(self._stream, minid=self._last_id, approximate=True)

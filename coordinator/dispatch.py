@@ -1,0 +1,100 @@
+"""Sends orders to a node's queue: partition → **dispatch** → worker.
+
+A batch of safe calls is one Celery group, a run of unsafe ones one chain of immutable signatures; never a chord. Each
+signature has its own task id, reply address and `expires`. Sending blocks on Redis, so it happens in a thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from celery import Celery, chain, group
+from celery.canvas import Signature
+from kombu.exceptions import OperationalError
+
+from worker.contract import keys
+from worker.contract.orders import (
+    CALL_TASK,
+    CANCEL_COMMAND,
+    FINISH_TASK,
+    JOIN_TASK,
+    PREPARE_TASK,
+    CallKey,
+    CallOrder,
+    Contract,
+    FinishOrder,
+    PrepareOrder,
+)
+
+log = logging.getLogger(__name__)
+
+SENDERS = 4
+
+EXPIRES_S = 600 + 2 * keys.OUTAGE_S
+"""Removes rubbish only: longer than any call's deadline. That a late call does not run is the fence's doing."""
+
+
+class Dispatcher:
+    """Publishes orders and control commands without blocking the event loop. Close it when done.
+
+    A publish that fails is not repeated: whether its message arrived is unknown, and the fence settles that.
+    """
+
+    def __init__(self, app: Celery, coordinator: str) -> None:
+        self._app = app
+        self._reply_to = coordinator
+        self._threads = ThreadPoolExecutor(SENDERS, thread_name_prefix="dispatch")
+
+    def close(self) -> None:
+        """Wait for what is being sent, then end the threads and connections."""
+        self._threads.shutdown()
+        self._app.close()
+
+    async def send_group(self, orders: Sequence[CallOrder]) -> bool:
+        """Send concurrency-safe calls as one group; False when it is uncertain that they arrived."""
+        signatures = [self._call(order) for order in orders]
+        return await self._send(group(signatures, app=self._app))
+
+    async def send_chain(self, orders: Sequence[CallOrder]) -> bool:
+        """Send calls that run one after the other as one chain; False when it is uncertain that they arrived."""
+        return await self._send(chain(*[self._call(order) for order in orders], app=self._app))
+
+    async def send_join(self, order: CallOrder, task_id: str) -> bool:
+        """Ask the order's node for the outcome of a call that was started earlier."""
+        return await self._send(self._signature(JOIN_TASK, order, order.node, task_id))
+
+    async def send_prepare(self, order: PrepareOrder, task_id: str) -> bool:
+        """Ask a node to start a session's box."""
+        return await self._send(self._signature(PREPARE_TASK, order, order.node, task_id))
+
+    async def send_finish(self, order: FinishOrder, task_id: str) -> bool:
+        """Ask a node to end a session's box and say what its workspace became."""
+        return await self._send(self._signature(FINISH_TASK, order, order.node, task_id))
+
+    async def cancel(self, node: str, call_keys: Sequence[CallKey]) -> None:
+        """End running calls; reaches a node in milliseconds also when all its lanes are busy."""
+        arguments = {"call_keys": [str(key) for key in call_keys]}
+
+        def broadcast() -> None:
+            self._app.control.broadcast(CANCEL_COMMAND, arguments, destination=[keys.hostname(node)], reply=False)
+
+        await asyncio.get_running_loop().run_in_executor(self._threads, broadcast)
+
+    def _call(self, order: CallOrder) -> Signature:
+        return self._signature(CALL_TASK, order, order.node, str(order.key))
+
+    def _signature(self, task: str, order: Contract, node: str, task_id: str) -> Signature:
+        signature = self._app.signature(task, kwargs={"order": order.model_dump(mode="json")}, immutable=True)
+        return signature.set(queue=keys.queue(node), task_id=task_id, reply_to=self._reply_to, expires=EXPIRES_S)
+
+    async def _send(self, canvas: Signature) -> bool:
+        def publish() -> bool:
+            try:
+                canvas.apply_async()
+            except OperationalError as exc:
+                log.warning("it is uncertain whether a message was sent", extra={"error": str(exc)})
+                return False
+            return True
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, publish)

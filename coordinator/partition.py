@@ -1,0 +1,45 @@
+"""Which calls may run together: plan → **partition** → dispatch.
+
+Neighbouring concurrency-safe calls join one batch; any other call stands alone. Batches are barriers: one begins
+when the one before has all its answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+from coordinator.plan import PlannedCall
+
+
+class Travel(StrEnum):
+    """How a run of calls goes to its node."""
+
+    GROUP = "group"
+    """All at once."""
+    CHAIN = "chain"
+    """One after the other."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbouring calls that travel in one message: one safe batch, or a run of batches of one."""
+
+    travel: Travel
+    calls: tuple[PlannedCall, ...]
+
+
+def batches(calls: Sequence[PlannedCall]) -> list[tuple[PlannedCall, ...]]:
+    """Return the calls in batches: `[Read, Read, Edit, Grep]` → `(Read Read) (Edit) (Grep)`."""
+    found: list[tuple[PlannedCall, ...]] = []
+    for safe, run in groupby(calls, key=lambda call: call.is_concurrency_safe):
+        found.extend([tuple(run)] if safe else [(call,) for call in run])
+    return found
+
+
+def stretches(calls: Sequence[PlannedCall]) -> list[Stretch]:
+    """Return the batches as they travel: each safe batch a group, each run of unsafe calls a chain."""
+    return [
+        Stretch(Travel.GROUP if safe else Travel.CHAIN, tuple(run))
+        for safe, run in groupby(calls, key=lambda call: call.is_concurrency_safe)
+    ]

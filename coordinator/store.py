@@ -1,0 +1,115 @@
+"""What the coordinator keeps in and asks of Redis: sessions, nodes, places, lanes, fences, grants.
+
+Key names and scripts are the contract's; this is their asynchronous side. A script is never repeated by the client
+library, and each of them may be repeated by its caller.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from worker.contract import keys, scripts
+from worker.contract.orders import CallKey, NodeLife
+
+PLACE_TTL_S = 86_400
+LANE_TTL_S = 600 + keys.OUTAGE_S
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as its coordinator sees it now."""
+
+    life: NodeLife
+    is_leased: bool
+    """Its lease stands and names this life."""
+
+
+def connect(redis_url: str) -> Redis:
+    """Return a client that repeats nothing by itself and may block for long reads."""
+    return Redis.from_url(redis_url, retry=Retry(NoBackoff(), 0), socket_timeout=None, health_check_interval=10)
+
+
+class Store:
+    """The coordinator's side of the shared state."""
+
+    def __init__(self, client: Redis) -> None:
+        self._redis = client
+        self._open_session = client.register_script(scripts.OPEN_SESSION)
+        self._begin_step = client.register_script(scripts.BEGIN_STEP)
+        self._fence = client.register_script(scripts.FENCE)
+        self._take = client.register_script(scripts.TAKE)
+
+    async def run_id(self) -> str:
+        """Return the id of this life of Redis: another one may have lost its last second."""
+        return str((await self._redis.info("server"))["run_id"])
+
+    async def nodes(self) -> list[NodeView]:
+        """Return all registered nodes, by name."""
+        names = sorted(name.decode() for name in await self._redis.smembers(keys.NODES))
+        views = [await self.node(name) for name in names]
+        return [view for view in views if view is not None]
+
+    async def node(self, name: str) -> NodeView | None:
+        """Return one node, or None if it never registered or its description has expired."""
+        life, lease = await self._redis.mget(keys.node(name), keys.lease(name))
+        if life is None:
+            return None
+        parsed = NodeLife.model_validate_json(life)
+        return NodeView(parsed, is_leased=lease is not None and lease.decode() == parsed.incarnation)
+
+    async def open_session(self, session: str, least_generation: int = 1) -> int:
+        """Return a generation above all that the session had; older owners are fenced from now on."""
+        generation = await self._open_session(
+            keys=[keys.session(session)], args=[least_generation, keys.SESSION_TTL_S]
+        )
+        return int(generation)
+
+    async def begin_step(self, session: str, generation: int, step: int) -> bool:
+        """Make this the session's step; False when another coordinator has the session now."""
+        done = await self._begin_step(keys=[keys.session(session)], args=[generation, step, keys.SESSION_TTL_S])
+        return bool(int(done))
+
+    async def close_session(self, session: str) -> None:
+        """Forget a session that has ended."""
+        await self._redis.delete(keys.session(session))
+
+    async def fence(self, call_keys: Sequence[CallKey]) -> list[bool]:
+        """Make sure that calls which did not start never do; True for each that is fenced, False for one that started."""
+        if not call_keys:
+            return []
+        done = await self._fence(keys=[keys.claim(str(key)) for key in call_keys], args=[keys.CLAIM_TTL_S])
+        return [bool(int(one)) for one in done]
+
+    async def is_claimed(self, key: CallKey) -> bool:
+        """Return whether a worker has started this call (or somebody fenced it)."""
+        return bool(await self._redis.exists(keys.claim(str(key))))
+
+    async def take_place(self, node: NodeLife, session: str) -> bool:
+        """Reserve room for the session's box on a node; True if it has it now."""
+        got = await self._take(keys=[keys.places(node.node)], args=[node.places, PLACE_TTL_S, session])
+        return int(got) == 1
+
+    async def give_place(self, node: str, session: str) -> None:
+        """Give the session's room back."""
+        await self._redis.zrem(keys.places(node), session)
+
+    async def take_lanes(self, node: str, limit: int, holders: Sequence[str]) -> int:
+        """Take lanes for as many of the holders, from the first, as fit below the limit; return how many."""
+        return int(await self._take(keys=[keys.lanes(node)], args=[limit, LANE_TTL_S, *holders]))
+
+    async def give_lanes(self, node: str, holders: Sequence[str]) -> None:
+        """Give lanes back; a holder that has none is passed over."""
+        if holders:
+            await self._redis.zrem(keys.lanes(node), *holders)
+
+    async def grant(self, session: str, digest: str) -> None:
+        """Leave a human's yes for one tool with these very arguments, to be used once by the worker."""
+        await self._redis.set(keys.grant(session, digest), "1", ex=keys.GRANT_TTL_S)
+
+    async def forget_calls(self, call_keys: Sequence[CallKey]) -> None:
+        """Drop the claims of calls whose answers are in the transcript and whose session has ended."""
+        if call_keys:
+            await self._redis.unlink(*[keys.claim(str(key)) for key in call_keys])
