@@ -1,0 +1,126 @@
+"""Read: lines of one file, numbered."""
+
+from pathlib import PurePosixPath
+from typing import ClassVar, Literal, NamedTuple
+
+from pydantic import Field, JsonValue
+
+from sandbox.requests import ReadAnswer, ReadRequest
+from tools.base import ErrorCode, Parameters, RunContext, Stats, Tool, ToolFailure, ToolResult
+from tools.cutting import cut_line
+from tools.refusals import refusals_as_failures
+
+LINE_CHARS = 2_000
+"""Characters of one line that are shown."""
+SHOWN_BYTES = 48_000
+"""Text of one answer; below the usual budget of a result, so that lines end where the answer says."""
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff"})
+
+
+class ReadParameters(Parameters):
+    """Arguments of Read."""
+
+    path: str = Field(min_length=1)
+    """File to read; absolute, or relative to the working directory."""
+    offset: int = Field(default=1, ge=1)
+    """First line to show, counted from 1."""
+    limit: int = Field(default=2000, ge=1)
+    """How many lines to show at most."""
+
+
+class _Page(NamedTuple):
+    text: str
+    last_line: int
+
+
+class Read(Tool[ReadParameters]):
+    """Shows lines of a text file."""
+
+    name = "Read"
+    description = (
+        "Read lines of a text file in the sandbox, each with its number and a tab before it. Long files come in parts: "
+        "go on with `offset`. For directories use Glob; for images and other binary files use Bash."
+    )
+    parameters = ReadParameters
+    effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "reads"
+
+    def is_concurrency_safe(self, arguments: ReadParameters) -> bool:
+        """Reading changes nothing."""
+        return True
+
+    def run(self, arguments: ReadParameters, context: RunContext) -> ToolResult:
+        """Return the numbered lines; `partial` when the file goes on after them."""
+        request = ReadRequest(context.mark, arguments.path, arguments.offset, arguments.limit)
+        try:
+            with refusals_as_failures():
+                answer = context.box.read(request)
+        except ToolFailure as failure:
+            if failure.code is ErrorCode.BINARY_FILE:
+                _refuse_by_kind(arguments.path)
+            raise
+        _refuse_by_kind(answer.path)
+        return _result(answer, arguments.offset)
+
+
+def _refuse_by_kind(path: str) -> None:
+    """Raise what is better to say of a file whose name tells that its lines are of no use."""
+    suffix = PurePosixPath(path).suffix.lower()
+    if suffix in IMAGES:
+        raise ToolFailure(
+            ErrorCode.BINARY_FILE, f"{path} is an image, and only text can be shown. Use Bash, such as `file`, on it."
+        )
+    if suffix == ".ipynb":
+        raise ToolFailure(
+            ErrorCode.INVALID_PARAM,
+            f"{path} is a notebook, whose raw JSON is of little use. Print its cells with Bash: `jq -r "
+            f"'.cells[].source | join(\"\")'` or python3 with json; Grep finds text in it.",
+        )
+
+
+def _result(answer: ReadAnswer, offset: int) -> ToolResult:
+    if answer.total_lines == 0:
+        return _made(answer, "(the file is empty)", 0)
+    if answer.last_line < answer.first_line:
+        raise ToolFailure(
+            ErrorCode.INVALID_PARAM, f"offset {offset} is beyond the end: {answer.path} has {answer.total_lines} lines"
+        )
+    page = _numbered(answer)
+    text = page.text
+    if page.last_line < answer.total_lines:
+        text += (
+            f"[lines {answer.first_line} to {page.last_line} of {answer.total_lines}; "
+            f"go on with offset {page.last_line + 1}]\n"
+        )
+    return _made(answer, text, page.last_line)
+
+
+def _numbered(answer: ReadAnswer) -> _Page:
+    """Return as many of the answer's lines as there is room for, at least one."""
+    lines = answer.text.decode(errors="replace").removesuffix("\n").split("\n")
+    if answer.first_line == 1:
+        lines[0] = lines[0].removeprefix("\ufeff")
+    shown: list[str] = []
+    size = 0
+    for number, line in enumerate(lines, answer.first_line):
+        body = cut_line(line.removesuffix("\r"), LINE_CHARS) + (" [longer still]" if answer.line_cut else "")
+        entry = f"{number:>6}\t{body}\n".replace("\0", "\ufffd")
+        size += len(entry.encode())
+        if shown and size > SHOWN_BYTES:
+            break
+        shown.append(entry)
+    return _Page("".join(shown), answer.first_line + len(shown) - 1)
+
+
+def _made(answer: ReadAnswer, text: str, last_line: int) -> ToolResult:
+    data: dict[str, JsonValue] = {
+        "path": answer.path,
+        "first_line": answer.first_line,
+        "last_line": last_line,
+        "total_lines": answer.total_lines,
+    }
+    return ToolResult(
+        status="partial" if last_line < answer.total_lines else "success",
+        text=text,
+        data=data,
+        stats=Stats(bytes=answer.version.size),
+    )

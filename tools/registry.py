@@ -1,0 +1,41 @@
+"""Registry: the tools of a session by name, and how the model sees them."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from tools.base import AnyTool
+from tools.bash import Bash
+from tools.edit import Edit
+from tools.glob import Glob
+from tools.grep import Grep
+from tools.read import Read
+from tools.schema import function_schema
+from tools.write import Write
+
+
+class Registry:
+    """An unchanging set of tools with distinct names."""
+
+    def __init__(self, tools: Iterable[AnyTool]) -> None:
+        self._tools: dict[str, AnyTool] = {}
+        for tool in tools:
+            if tool.name in self._tools:
+                raise ValueError(f"two tools are called {tool.name}")
+            self._tools[tool.name] = tool
+
+    def get(self, name: str) -> AnyTool | None:
+        """Return the tool of that name, None if there is none."""
+        return self._tools.get(name)
+
+    def names(self) -> list[str]:
+        """Return all names, sorted."""
+        return sorted(self._tools)
+
+    def function_schemas(self, hidden: Collection[str] = frozenset()) -> list[dict[str, Any]]:
+        """Return the `tools` list of a model request without the hidden ones: sorted by name, the same every time."""
+        return [function_schema(self._tools[name]) for name in self.names() if name not in hidden]
+
+
+def builtin_registry() -> Registry:
+    """Return the tools that every session has."""
+    return Registry([Bash(), Edit(), Glob(), Grep(), Read(), Write()])

@@ -1,0 +1,139 @@
+"""Schemas: a model's arguments → **parse_arguments** → a tool's parameter object; and the way back, for the model."""
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from pydantic import BaseModel, ValidationError
+
+from tools.base import AnyTool, ErrorCode, ToolFailure
+from tools.cutting import shorten_value
+
+SHOWN_FAULTS = 5
+Schema = dict[str, Any]
+
+
+def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None) -> BaseModel:
+    """Return the tool's arguments from what the model sent: a JSON text or an object; "" and None mean no arguments.
+
+    Raises:
+        ToolFailure: INVALID_PARAM; names the fault and what is allowed.
+    """
+    text = raw if isinstance(raw, str) else json.dumps(dict(raw or {}))
+    if not text.strip():
+        text = "{}"
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        _refuse(tool, "arguments are nested too deeply")
+    except ValueError as exc:
+        _refuse(tool, f"arguments are not JSON: {exc}")
+    if not isinstance(value, dict):
+        _refuse(tool, f"arguments must be a JSON object, not {_kind(value)}")
+    try:
+        # By JSON, not by Python values: a strict model takes a nested object only this way.
+        return tool.parameters.model_validate_json(text, strict=True)
+    except ValidationError as exc:
+        faults = [_fault(error) for error in exc.errors(include_url=False, include_context=False)]
+        more = f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
+        _refuse(tool, "; ".join(faults[:SHOWN_FAULTS]) + more)
+
+
+def function_schema(tool: AnyTool) -> Schema:
+    """Return the tool as one entry of a model request's `tools`."""
+    return {
+        "type": "function",
+        "function": {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": parameters_schema(tool.parameters),
+        },
+    }
+
+
+@functools.cache
+def parameters_schema(parameters: type[BaseModel]) -> Schema:
+    """Return a parameter model's JSON schema: nested models in place, no titles, nothing but what validation takes."""
+    schema = parameters.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    # The class docstring is for readers of the code; the tool's description is for the model.
+    schema.pop("description", None)
+    return _inlined(schema, definitions)
+
+
+def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    if "$ref" in schema:
+        target = dict(definitions[schema["$ref"].removeprefix("#/$defs/")])
+        target.pop("description", None)
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    plain: Schema = {}
+    for key, value in schema.items():
+        if key == "title" and isinstance(value, str):
+            continue
+        if key == "properties":
+            plain[key] = {name: _inlined(entry, definitions) for name, entry in value.items()}
+        elif isinstance(value, dict) and key not in {"default", "const"}:
+            plain[key] = _inlined(value, definitions)
+        elif key in {"anyOf", "oneOf", "allOf", "prefixItems"}:
+            plain[key] = [_inlined(entry, definitions) for entry in value]
+        else:
+            plain[key] = value
+    return plain
+
+
+def _refuse(tool: AnyTool, fault: str) -> NoReturn:
+    allowed = ", ".join(_argument(name, entry, tool) for name, entry in _properties(tool).items())
+    raise ToolFailure(ErrorCode.INVALID_PARAM, f"{tool.name}: {fault}. Allowed arguments: {allowed or 'none'}.")
+
+
+def _properties(tool: AnyTool) -> dict[str, Schema]:
+    properties: dict[str, Schema] = parameters_schema(tool.parameters).get("properties", {})
+    return properties
+
+
+def _argument(name: str, entry: Schema, tool: AnyTool) -> str:
+    required = name in parameters_schema(tool.parameters).get("required", [])
+    return f"{name} ({_type(entry)}{', required' if required else ''})"
+
+
+def _type(entry: Schema) -> str:
+    if "enum" in entry:
+        return " | ".join(json.dumps(value) for value in entry["enum"])
+    if "anyOf" in entry:
+        return " or ".join(_type(choice) for choice in entry["anyOf"])
+    if entry.get("type") == "array":
+        return f"array of {_type(entry['items'])}"
+    bounds = [f"≥ {entry['minimum']}"] if "minimum" in entry else []
+    bounds += [f"≤ {entry['maximum']}"] if "maximum" in entry else []
+    return " ".join([str(entry.get("type", "any")), *bounds])
+
+
+def _fault(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"]) or "arguments"
+    match error["type"]:
+        case "extra_forbidden":
+            return f"unknown argument {where!r}"
+        case "missing":
+            return f"required argument {where!r} is missing"
+        case "value_error":
+            return str(error["msg"]).removeprefix("Value error, ")
+        case _:
+            got = json.dumps(shorten_value(error["input"], limit_chars=60), ensure_ascii=False)
+            return f"{where}: {error['msg']} (got {got})"
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case list():
+            return "an array"
+        case str():
+            return "a text"
+        case _:
+            return f"the value {value!r:.40}"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")

@@ -1,0 +1,48 @@
+"""Write: a whole file."""
+
+from pydantic import Field
+
+from sandbox.requests import WriteRequest
+from sandbox.wire import MAX_BODY_BYTES
+from tools.base import ErrorCode, Parameters, RunContext, Stats, Tool, ToolFailure, ToolResult
+from tools.cutting import count_lines
+from tools.refusals import refusals_as_failures
+
+
+class WriteParameters(Parameters):
+    """Arguments of Write."""
+
+    path: str = Field(min_length=1)
+    """File to write; absolute, or relative to the working directory. Missing parent directories are made."""
+    content: str
+    """All the file shall hold, as UTF-8."""
+
+
+class Write(Tool[WriteParameters]):
+    """Makes a file, or replaces all of one."""
+
+    name = "Write"
+    description = (
+        "Write a whole file in the sandbox: makes a new one, parents included, or replaces all of an existing one. "
+        "To change parts of a file use Edit."
+    )
+    parameters = WriteParameters
+
+    def run(self, arguments: WriteParameters, context: RunContext) -> ToolResult:
+        """Return what was written."""
+        content = arguments.content.encode()
+        if len(content) > MAX_BODY_BYTES:
+            raise ToolFailure(
+                ErrorCode.INVALID_PARAM,
+                f"content has {len(content)} bytes, more than the {MAX_BODY_BYTES} of one Write",
+            )
+        with refusals_as_failures():
+            answer = context.box.write(WriteRequest(context.mark, arguments.path, content, expected=None))
+        lines = count_lines(content)
+        verb = "Created" if answer.created else "Replaced"
+        return ToolResult(
+            status="success",
+            text=f"{verb} {answer.path}: {answer.bytes} bytes, {lines} lines.",
+            data={"path": answer.path, "created": answer.created, "lines": lines},
+            stats=Stats(bytes=answer.bytes),
+        )
