@@ -6,6 +6,8 @@ SandhogError
 │   ├── ModelRefused       it said no: asking again changes nothing
 │   ├── ModelUnavailable   overloaded, away or too slow: asking later may help
 │   └── ReplyBroken        its answer was cut or is not the protocol
+├── NoBox                  no node, no place or no box for a session: it fails before any call ran
+├── LostSession            another coordinator has the session now: this one writes nothing more
 ├── HistoryInvalid         the message list breaks the protocol: a bug of ours
 └── TranscriptError        the transcript cannot be written or does not belong to us
 """
@@ -54,6 +56,14 @@ class ModelUnavailable(ModelError):
 
 class ReplyBroken(ModelError):
     """The answer ended half-way or is not a chat completion."""
+
+
+class NoBox(SandhogError):
+    """The session cannot have a box; the message says why and what to do."""
+
+
+class LostSession(SandhogError):
+    """The session's generation is no longer ours."""
 
 
 class HistoryInvalid(SandhogError):

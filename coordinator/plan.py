@@ -53,13 +53,12 @@ class PlannedCall:
         return self.tool.timeout_s(self.parameters) if self.tool and self.parameters else 0.0
 
 
-def plan(calls: Sequence[RawCall], registry: Registry, *, step: int) -> tuple[PlannedCall, ...]:
-    """Return one planned call for each raw one, in the model's order."""
-    return tuple(_planned(call, registry, step) for call in calls)
+def plan(calls: Sequence[RawCall], ids: Sequence[str], registry: Registry) -> tuple[PlannedCall, ...]:
+    """Return one planned call for each raw one, in the model's order, under its settled id."""
+    return tuple(_planned(call, call_id, registry) for call, call_id in zip(calls, ids, strict=True))
 
 
-def _planned(call: RawCall, registry: Registry, step: int) -> PlannedCall:
-    call_id = call.id or f"call_{step}_{call.index}"
+def _planned(call: RawCall, call_id: str, registry: Registry) -> PlannedCall:
     tool = registry.get(call.name)
     summary = summarise(call.arguments)
     if tool is None:

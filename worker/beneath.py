@@ -9,7 +9,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -144,6 +144,30 @@ def change_mode(name: str, parent: int | None, change_bits: int, clear_bits: int
         return True
     finally:
         os.close(descriptor)
+
+
+def write_durably(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file anew under its name, whole or not at all, for the owner of its directory only.
+
+    Raises:
+        OSError: the file system is full or gone; an older file of that name is unchanged.
+    """
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            if os.geteuid() == 0:
+                owner = path.parent.stat()
+                os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def remove_tree(path: Path) -> None:

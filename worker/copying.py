@@ -4,6 +4,7 @@ No link is followed. A file system that can share blocks does (reflink); holes o
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -142,8 +143,10 @@ def _copy_sparse(source: int, target: int, size_bytes: int) -> None:
     while position < size_bytes:
         try:
             position = os.lseek(source, position, os.SEEK_DATA)
-        except OSError:
-            break  # ENXIO: only a hole is left.
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # Only a hole is left.
+                break
+            raise
         end = os.lseek(source, position, os.SEEK_HOLE)
         os.lseek(target, position, os.SEEK_SET)
         while position < end:

@@ -26,7 +26,9 @@ class NodeSettings(BaseSettings):
     dead_man_s: int = Field(default=120, ge=10)
     """A box ends itself when its node has been silent this long."""
     owner_fd: int | None = None
-    """A pipe's read end held open by the process that owns this node: its end is the node's end, and Redis' too."""
+    """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
+    run_dir: Path | None = None
+    """With `owner_fd`: the owner's directory, removed with its Redis once the owner has ended."""
 
     @property
     def lane_count(self) -> int:

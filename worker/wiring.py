@@ -2,9 +2,11 @@
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -31,6 +33,8 @@ from worker.settings import NodeSettings
 from worker.spill import SpillFile
 
 log = logging.getLogger(__name__)
+
+REDIS_WAIT_S = 15.0
 
 SPARE_THREADS = 8
 """Threads beside the lanes, for joins, preparations and ends of sessions: they must not wait behind long calls."""
@@ -86,7 +90,7 @@ def run_node(settings: NodeSettings) -> None:
         loglevel="WARNING",
         quiet=True,
     )
-    end = _End(boxes, client, owns_redis=settings.owner_fd is not None)
+    end = _End(boxes, client, settings.run_dir if settings.owner_fd is not None else None)
     if settings.owner_fd is not None:
         watch_owner(settings.owner_fd, end.by_owner)
     lease.start()
@@ -100,30 +104,32 @@ def run_node(settings: NodeSettings) -> None:
 class _End:
     """Closes what the node owns exactly once, whoever asks first: the owner's watcher or the main thread."""
 
-    def __init__(self, boxes: Boxes, client: redis.Redis, *, owns_redis: bool) -> None:
+    def __init__(self, boxes: Boxes, client: redis.Redis, run_dir: Path | None) -> None:
         self._boxes = boxes
         self._redis = client
-        self._owns_redis = owns_redis
+        self._run_dir = run_dir
         self._once = threading.Lock()
         self._closed = False
 
     def by_owner(self) -> None:
         """Close everything at once, also under running calls: nobody is left to want their answers."""
         self.close()
+        if self._run_dir is not None:
+            # Redis and the directory were the owner's; nobody else is left to end them.
+            try:
+                self._redis.shutdown(nosave=True)
+            except redis.RedisError as exc:
+                log.info("Redis was gone already", extra={"error": str(exc)})
+            shutil.rmtree(self._run_dir, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """End the boxes, then Redis if it is this node's to end."""
+        """End the boxes."""
         with self._once:
             if self._closed:
                 return
             self._closed = True
             self._boxes.close()
-            if self._owns_redis:
-                try:
-                    self._redis.shutdown(nosave=True)
-                except redis.RedisError as exc:
-                    log.info("Redis was gone already", extra={"error": str(exc)})
 
 
 def _spill_of(order: CallOrder) -> SpillFile:
@@ -131,12 +137,18 @@ def _spill_of(order: CallOrder) -> SpillFile:
 
 
 def _reach_redis(redis_url: str) -> redis.Redis:
+    """Return a client of a Redis that answers; one that is just starting is waited for."""
     client = connect(redis_url)
-    try:
-        client.ping()
-    except redis.RedisError as exc:
-        raise NodeMisconfigured(f"Redis at SANDHOG_REDIS_URL does not answer: {exc}. Start it or correct the URL.") from exc
-    return client
+    deadline = time.monotonic() + REDIS_WAIT_S
+    while True:
+        try:
+            client.ping()
+            return client
+        except redis.RedisError as exc:
+            if time.monotonic() > deadline:
+                words = f"Redis at SANDHOG_REDIS_URL does not answer: {exc}. Start it or correct the URL."
+                raise NodeMisconfigured(words) from exc
+            time.sleep(0.02)
 
 
 def _reach_engine(settings: NodeSettings) -> DockerEngine:

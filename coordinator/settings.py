@@ -1,0 +1,33 @@
+"""The coordinator's settings: `SANDHOG_*` variables, read once by the command line."""
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEFAULT_IMAGE = "sandhog-box:latest"
+
+
+def default_state_dir() -> Path:
+    """Return `$XDG_STATE_HOME/sandhog`, by default below the home directory.
+
+    Source: XDG Base Directory Specification 0.8.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "sandhog"
+
+
+class Settings(BaseSettings):
+    """What does not change from session to session."""
+
+    model_config = SettingsConfigDict(env_prefix="SANDHOG_", extra="ignore", use_attribute_docstrings=True)
+
+    redis_url: str | None = None
+    """A cluster's Redis; None starts a private one with one worker."""
+    state_dir: Path = Field(default_factory=default_state_dir)
+    """Transcripts, spilled output, copies and patches; a cluster's shared volume."""
+    model: str | None = None
+    """The model's name, where `--model` does not say it."""
+    image: str = DEFAULT_IMAGE
+    """Image of the boxes."""

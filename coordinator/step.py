@@ -1,0 +1,206 @@
+"""One reply's calls, from plan to answers: plan → **step** (approvals, execute, budget) → history.
+
+Every call of the reply gets exactly one answer, in the model's order, whatever is refused, denied, cancelled or lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.approvals import Approver
+from coordinator.budget import Answered, answered, refused, within_step
+from coordinator.errors import LostSession
+from coordinator.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    BoxReplaced,
+    CallFinished,
+    CallStarted,
+    EventSink,
+)
+from coordinator.execute import Executor, Job
+from coordinator.partition import Stretch, stretches
+from coordinator.plan import PlannedCall
+from coordinator.store import Store
+from tools.base import ErrorCode, ToolResult
+from tools.permission import Decision, decide
+from tools.permission import Policy as ToolPolicy
+from worker.contract.orders import BoxOrder, CallKey, CallOrder, CallOutcome, NodeLife, Policy, call_digest
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a session runs and under which rules."""
+
+    box: BoxOrder
+    node: NodeLife
+    policy: Policy
+    principal: str
+
+
+@dataclass
+class StepRunner:
+    """Answers the calls of one session's steps, one step at a time."""
+
+    executor: Executor
+    store: Store
+    approver: Approver
+    emit: EventSink
+    lasting: set[str] = field(default_factory=set)
+    """Digests that the human allowed for the whole session."""
+    keys: list[CallKey] = field(default_factory=list)
+    """All keys that were sent, for the clean-up at the session's end."""
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+
+    async def run(self, step: int, calls: Sequence[PlannedCall], seat: Seat, cancelled: asyncio.Event) -> list[str]:
+        """Return one answer for each call, in order.
+
+        Raises:
+            LostSession: another coordinator has the session now; nothing was sent.
+        """
+        if not await self.store.begin_step(seat.box.session, seat.box.generation, step):
+            raise LostSession(f"session {seat.box.session} was taken over by another coordinator")
+        answers: dict[int, Answered] = {}
+        for call in calls:
+            if call.refusal is not None:
+                answers[call.index] = refused(call)
+        # A refused call does not part its neighbours: it takes no part in the step's order.
+        for stretch in stretches([call for call in calls if call.refusal is None]):
+            await self._run_stretch(step, stretch, seat, cancelled, answers)
+        fitted = within_step([answers[call.index] for call in calls])
+        for answer in fitted:
+            self._finished(step, answer)
+        return [answer.content for answer in fitted]
+
+    def refuse(self, step: int, calls: Sequence[PlannedCall]) -> list[str]:
+        """Return the answers of calls none of which can run; needs no box."""
+        answers = [refused(call) for call in calls]
+        for answer in answers:
+            self._finished(step, answer)
+        return [answer.content for answer in answers]
+
+    async def _run_stretch(
+        self, step: int, stretch: Stretch, seat: Seat, cancelled: asyncio.Event, answers: dict[int, Answered]
+    ) -> None:
+        """Run what may run; the calls before a question to a human run first, so that their results are seen."""
+        allowed: list[PlannedCall] = []
+        for call in stretch.calls:
+            verdict = decide(call.name, call.arguments, ToolPolicy(seat.policy.value))
+            if verdict.decision is Decision.DENY:
+                answers[call.index] = _denied(call, verdict.reason)
+                continue
+            if verdict.decision is Decision.ASK:
+                await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
+                allowed = []
+                if not await self._approve(step, call, verdict.reason, seat, cancelled, answers):
+                    continue
+            allowed.append(call)
+        await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
+
+    async def _approve(
+        self,
+        step: int,
+        call: PlannedCall,
+        reason: str,
+        seat: Seat,
+        cancelled: asyncio.Event,
+        answers: dict[int, Answered],
+    ) -> bool:
+        """Ask the human; return whether the call may run, leaving a grant for the worker if so."""
+        session, digest = seat.box.session, call_digest(call.name, call.arguments)
+        if cancelled.is_set():
+            answers[call.index] = _cancelled(call)
+            return False
+        if digest not in self.lasting:
+            full = _full_text(call)
+            self.emit(ApprovalAsked(step=step, index=call.index, tool=call.name, summary=full, reason=reason))
+            decided = await self.approver.ask(call, reason)
+            self.emit(
+                ApprovalAnswered(
+                    step=step,
+                    index=call.index,
+                    tool=call.name,
+                    summary=full,
+                    reason=reason,
+                    decision="allow" if decided.is_allowed else "deny",
+                    note=decided.by,
+                )
+            )
+            if not decided.is_allowed:
+                answers[call.index] = _denied(call, f"{reason}; {decided.note or 'it was denied'}")
+                return False
+            if decided.is_lasting:
+                self.lasting.add(digest)
+        await self.store.grant(session, digest)
+        return True
+
+    async def _run_part(
+        self, step: int, part: Stretch, seat: Seat, cancelled: asyncio.Event, answers: dict[int, Answered]
+    ) -> None:
+        if not part.calls:
+            return
+        by_index = {call.index: call for call in part.calls}
+        jobs = [Job(self._order(step, call, seat), call.timeout_s) for call in part.calls]
+        self.keys.extend(job.order.key for job in jobs)
+        started = self.clock()
+        for call in part.calls:
+            self.emit(
+                CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary)
+            )
+
+        async def on_outcome(outcome: CallOutcome) -> None:
+            call = by_index[outcome.key.index]
+            answers[call.index] = answered(call, outcome, (self.clock() - started) * 1000)
+            self.keys.append(outcome.key)
+            if outcome.box_note:
+                self.emit(BoxReplaced(reason=outcome.box_note))
+
+        await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome)
+
+    def _order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
+        box = seat.box
+        return CallOrder(
+            key=CallKey(session=box.session, generation=box.generation, step=step, index=call.index),
+            call_id=call.call_id,
+            node=seat.node.node,
+            incarnation=seat.node.incarnation,
+            tool=call.name,
+            arguments=call.arguments,
+            policy=seat.policy,
+            principal=seat.principal,
+            sent_at=self.wall_clock(),
+            box=box,
+        )
+
+    def _finished(self, step: int, answer: Answered) -> None:
+        call, result = answer.call, answer.result
+        self.emit(
+            CallFinished(
+                step=step,
+                index=call.index,
+                call_id=call.call_id,
+                tool=call.name,
+                status=result.status,
+                error_code=result.error_code,
+                time_ms=answer.time_ms,
+                cut=answer.cut,
+                answer=answer.content,
+                attempt=answer.attempt,
+                outcome_note=answer.note,
+            )
+        )
+
+
+def _full_text(call: PlannedCall) -> str:
+    command = call.arguments.get("command")
+    return command if isinstance(command, str) else f"{call.name} {call.arguments}"
+
+
+def _denied(call: PlannedCall, reason: str) -> Answered:
+    return Answered(call, ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{call.name} was not run: {reason}"))
+
+
+def _cancelled(call: PlannedCall) -> Answered:
+    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} was cancelled before it ran."))

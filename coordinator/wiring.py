@@ -1,0 +1,43 @@
+"""The coordinator's one wiring place: settings in, the shared parts of its sessions out."""
+
+import contextlib
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from coordinator.collect import ReplyReader
+from coordinator.dispatch import Dispatcher
+from coordinator.execute import Executor
+from coordinator.placement import Placement
+from coordinator.session import Cluster
+from coordinator.settle import Settler
+from coordinator.store import Store, connect
+from coordinator.watch import Watch
+from tools.registry import builtin_registry
+from worker.app import app, configure
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster]:
+    """Yield the parts that sessions share; Redis need not answer yet. All tasks and connections end with the block."""
+    coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    configure(app, redis_url)
+    # Two clients: a blocking read of the stream must not hold up what the sessions ask.
+    client, reading = connect(redis_url), connect(redis_url)
+    store = Store(client)
+    dispatcher = Dispatcher(app, coordinator)
+    try:
+        async with ReplyReader(reading, coordinator) as reader, Watch(store) as watch:
+            settler = Settler(store=store, reader=reader, dispatcher=dispatcher, watch=watch)
+            yield Cluster(
+                store=store,
+                executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
+                placement=Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch),
+                registry=builtin_registry(),
+                state_dir=state_dir,
+            )
+    finally:
+        dispatcher.close()
+        await client.aclose()
+        await reading.aclose()

@@ -1,0 +1,126 @@
+"""The kept result of a private copy, and putting it into the directory that was copied: changes → **apply** → user.
+
+`<session>/result` holds `changes.json` and the new contents by digest, so the copy itself can go.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.beneath import (
+    EXECUTABLE_MODE,
+    LINK_MODE,
+    OPEN_DIRECTORY,
+    Tree,
+    git_mode,
+    open_beneath,
+    remove_tree,
+    write_durably,
+)
+from worker.changes import Change, ChangeKind, Changes, shown
+from worker.errors import ResultFailed
+
+RESULT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What came of applying a result."""
+
+    applied: tuple[str, ...] = ()
+    """Paths that are now as in the copy, also those that were so already."""
+    conflicts: tuple[str, ...] = ()
+    """Paths that are neither as they were copied nor as in the copy: with any, nothing was written."""
+
+
+def save_result(session_dir: Path, changes: Changes, work: Path) -> None:
+    """Keep the changes and all new contents in `<session_dir>/result`, instead of an earlier result.
+
+    Raises:
+        ResultFailed: a content cannot be read or written; an earlier result may be gone, the work tree is not.
+    """
+    part, final = session_dir / "result.part", session_dir / "result"
+    try:
+        remove_tree(part)
+        part.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            owner = session_dir.stat()
+            os.chown(part, owner.st_uid, owner.st_gid)
+        with Tree(work) as tree:
+            for change in changes.items:
+                if change.new_digest is not None and change.kind is not ChangeKind.MODE:
+                    write_durably(part / change.new_digest, _verified(tree.chunks(change.path), change))
+        record = {"v": RESULT_VERSION, **asdict(changes)}
+        write_durably(part / "changes.json", [json.dumps(record).encode()])
+        remove_tree(final)
+        part.rename(final)
+    except OSError as error:
+        raise ResultFailed(f"The session's result cannot be kept in {final}: {error}. Free space and finish again.") from error
+
+
+def load_result(session_dir: Path) -> Changes | None:
+    """Return the kept changes; None when no result was kept.
+
+    Raises:
+        ResultFailed: what was kept cannot be read or is not what `save_result` wrote.
+    """
+    path = session_dir / "result" / "changes.json"
+    try:
+        record = json.loads(path.read_bytes())
+        if record["v"] != RESULT_VERSION:
+            raise ResultFailed(f"{path} was written by another version of Sandhog (v{record['v']}).")
+        return Changes(tuple(_change(item) for item in record["items"]), tuple(map(str, record["left_out"])))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultFailed(f"{path} cannot be read: {error!r}.") from error
+
+
+def _change(item: dict[str, Any]) -> Change:
+    change = Change(**{**item, "kind": ChangeKind(item["kind"])})
+    if not all(part and part not in (".", "..") and part.lower() != ".git" for part in change.path.split("/")):
+        raise ValueError(f"{change.path!r} is no path of a change")
+    return change
+
+
+def _verified(chunks: Iterable[bytes], change: Change) -> Iterator[bytes]:
+    """Pass a content on, and fail at its end if it is not the change's new content."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+    if digest.hexdigest() != change.new_digest:
+        raise OSError(f"the content of {shown(change.path)} is not what it was")
+
+
+def apply_result(session_dir: Path, directory: Path) -> Applied:
+    """Put the kept result into a directory: all of it, or nothing where anything differs from what was copied.
+
+    Applying again is fine, also after a killed attempt. Files keep their owner and permissions; a new one gets the
+    owner of the directory it is in. No link in the directory is followed.
+
+    Raises:
+        ResultFailed: there is no kept result, or the directory cannot be read or written.
+    """
+    changes = load_result(session_dir)
+    if changes is None:
+        raise ResultFailed(f"{session_dir} holds no result: the session has not ended, or worked on a bound directory.")
+    try:
+        with Tree(directory) as tree:
+            conflicts = tuple(change.path for change in changes.items if not _is_clear(tree, change, changes))
+        if conflicts:
+            return Applied(conflicts=conflicts)
+        if changes.items:
+            _Application(session_dir / "result", directory).put(changes)
+    except OSError as error:
+        raise ResultFailed(
+            f"The result cannot be applied to {directory}: {error}. It is kept in {session_dir}; apply it again."
+        ) from error
+    return Applied(applied=tuple(change.path for change in changes.items))
