@@ -1,0 +1,1 @@
+"""Accounts that are kept in cents, and statements printed from them."""
