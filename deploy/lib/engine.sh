@@ -16,9 +16,11 @@ ensure_engine() {
         "start it:                               sudo systemctl start docker" \
         "let your user reach it:                 sudo usermod -aG docker \"\$USER\"   (then log in again)" \
         "see that this answers and run it again: docker version"
-    if ! command -v docker >/dev/null || ! command -v dockerd >/dev/null; then install_engine; fi
-    # The package may have started it.
-    wait_for_engine 3 && return
+    if ! command -v docker >/dev/null || ! command -v dockerd >/dev/null; then
+        install_engine
+        # The package may have started it.
+        if wait_for_engine 3; then return; fi
+    fi
     start_engine
 }
 

@@ -21,22 +21,34 @@ image_is_current() {
 ensure_image() {
     image_is_current && return
     local scratch fresh old
+    old=$(docker image inspect --format '{{.Id}}' "$BOX_IMAGE" 2>/dev/null) || old=
     scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/sandhog-image.XXXXXX")
     fresh=sandhog-box:building-$$
     # shellcheck disable=SC2064 # the names of now, not those at the end
     trap "clear_scratch '$scratch' '$fresh'" EXIT
     trap 'exit 130' INT TERM
-    build_from_base "$scratch" "$fresh" || build_from_distribution "$scratch" "$fresh"
+    if ! build_from_base "$scratch" "$fresh"; then
+        if [ -n "$old" ] && ! may_install; then
+            say "using the $BOX_IMAGE that is there, of an earlier recipe"
+            return
+        fi
+        build_from_distribution "$scratch" "$fresh"
+    fi
     quietly "the check of the new image" docker run --rm --network none "$fresh" \
         sh -c 'bash --version && git --version && gcc --version && make --version && python3 -m pytest --version' ||
-        die "the new box image does not run"
-    old=$(docker image inspect --format '{{.Id}}' "$BOX_IMAGE" 2>/dev/null) || old=
+        die "the engine cannot run the new box image" "See that this works and run it again:  docker run --rm $BASE_IMAGE true"
     docker tag "$fresh" "$BOX_IMAGE"
     clear_scratch "$scratch" "$fresh"
     trap - EXIT INT TERM
-    # Fails, as it should, while a box still runs on it.
-    [ -z "$old" ] || docker image rm "$old" >/dev/null 2>&1 || true
+    if [ -n "$old" ]; then remove_untagged "$old"; fi
     say "box image $BOX_IMAGE ready"
+}
+
+# remove_untagged IMAGE: keeps an image that has another name or that a box still runs on.
+remove_untagged() {
+    if [ "$(docker image inspect --format '{{len .RepoTags}}' "$1" 2>/dev/null)" = 0 ]; then
+        docker image rm "$1" >/dev/null 2>&1 || true
+    fi
 }
 
 # clear_scratch DIRECTORY TAG: takes away what a build left, whole or broken off.
@@ -62,7 +74,7 @@ host_ca_bundle() {
 
 # build_from_base SCRATCH TAG: fails without harm where no registry answers.
 build_from_base() {
-    local context=$1/context ca pull_s=120
+    local context=$1/context ca pull_s=60
     # Someone who has the other way open need not wait long for a registry.
     if may_install; then pull_s=15; fi
     if ! docker image inspect "$BASE_IMAGE" >/dev/null 2>&1; then

@@ -1,0 +1,144 @@
+"""The scripts of deploy/ as a user meets them: what they print, what they end with."""
+
+import os
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+SCRIPTS = sorted([*DEPLOY.rglob("*.sh"), ROOT / ".ci/run"])
+
+
+def run_bash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def run_part(name: str, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A few lines of bash after the parts of lib/ that the set-up reads."""
+    parts = "".join(f'source "$DEPLOY/lib/{part}.sh"; ' for part in ("say", "packages", name))
+    return run_bash("-c", f"set -euo pipefail; {parts}{script}", DEPLOY=str(DEPLOY), ROOT=str(ROOT), **environment)
+
+
+def put_command(folder: Path, name: str, script: str) -> None:
+    command = folder / name
+    command.write_text(f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+
+
+def pins() -> dict[str, str]:
+    lines = (DEPLOY / "constraints.txt").read_text().splitlines()
+    pairs = (line.split("==") for line in lines if not line.startswith("#"))
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pairs}
+
+
+def packages_needed(requirement: Requirement) -> set[str]:
+    """The names of a requirement and of everything it pulls in, as installed here."""
+    needed: set[str] = set()
+    waiting = [requirement]
+    while waiting:
+        current = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", current.name).lower()
+        key = f"{name}[{','.join(sorted(current.extras))}]"
+        if key in needed:
+            continue
+        needed.add(key)
+        for text in distribution(current.name).requires or []:
+            dependency = Requirement(text)
+            extras = current.extras or {""}
+            if dependency.marker is None or any(dependency.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(dependency)
+    return {key.partition("[")[0] for key in needed}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_script_parses(script: Path) -> None:
+    assert run_bash("-n", str(script)).stderr == ""
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "quickstart.sh"])
+def test_help_explains_and_does_nothing(script: str) -> None:
+    answer = run_bash(str(DEPLOY / script), "--help")
+
+    assert answer.returncode == 0
+    assert f"bash deploy/{script}" in answer.stdout
+    assert answer.stderr == ""
+
+
+def test_setup_names_the_arguments_it_allows() -> None:
+    answer = run_bash(str(DEPLOY / "setup.sh"), "--speed")
+
+    assert answer.returncode != 0
+    assert "--speed" in answer.stderr
+    assert "--dev" in answer.stderr
+
+
+def test_constraints_pin_versions_and_hold_no_addresses() -> None:
+    for line in (DEPLOY / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"#.*|[\w.-]+==[\w.+!]+", line), line
+        assert "://" not in line
+
+
+def test_constraints_pin_everything_the_package_pulls_in() -> None:
+    try:
+        needed = packages_needed(Requirement("sandhog[dev]"))
+    except PackageNotFoundError as missing:
+        pytest.skip(f"not installed with the development tools: {missing}")
+
+    assert needed - {"sandhog"} <= pins().keys()
+
+
+def test_a_python_that_does_not_run_is_passed_over(tmp_path: Path) -> None:
+    put_command(tmp_path, "python3.13", "echo 'python3.13: command not found' >&2; exit 127")
+    put_command(tmp_path, "python3.12", "exit 0")
+
+    assert run_part("python", f"PATH={tmp_path}; find_python").stdout == "python3.12\n"
+
+
+def test_a_python_that_cannot_make_environments_comes_last(tmp_path: Path) -> None:
+    put_command(tmp_path, "python3.13", 'case "$2" in *ensurepip*) exit 1 ;; esac')
+    put_command(tmp_path, "python3.11", "exit 0")
+
+    assert run_part("python", f"PATH={tmp_path}; find_python").stdout == "python3.11\n"
+
+
+def test_a_user_without_rights_hears_of_the_docker_group(tmp_path: Path) -> None:
+    put_command(tmp_path, "docker", "echo 'permission denied while trying to connect' >&2; exit 1")
+
+    answer = run_part("engine", "ensure_engine", PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+    assert answer.returncode == 1
+    assert "usermod -aG docker" in answer.stderr
+
+
+def test_an_engine_elsewhere_that_is_silent_is_not_replaced() -> None:
+    answer = run_part("engine", "ensure_engine", DOCKER_HOST="tcp://127.0.0.1:9")
+
+    assert answer.returncode == 1
+    assert "tcp://127.0.0.1:9" in answer.stderr
+
+
+def test_a_pid_file_is_stale_when_its_number_belongs_to_another(tmp_path: Path) -> None:
+    pid_file = tmp_path / "docker.pid"
+    pid_file.write_text(str(os.getpid()))
+    own_name = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
+
+    assert run_part("engine", f"holds_pid '{own_name}' {pid_file}").returncode == 0
+    assert run_part("engine", f"holds_pid dockerd {pid_file}").returncode == 1
+
+
+@pytest.mark.docker
+def test_setup_finds_nothing_left_to_do() -> None:
+    if not (ROOT / ".venv/sandhog-stamp").exists():
+        pytest.skip("this checkout was not set up by deploy/setup.sh")
+
+    answer = run_bash(str(DEPLOY / "setup.sh"))
+
+    assert answer.returncode == 0
+    assert [line.rpartition("] ")[2] for line in answer.stderr.splitlines()] == ["ready"]
