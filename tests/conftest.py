@@ -1,0 +1,151 @@
+"""Fixtures of all rooms: a real Redis, a short directory, and the Docker engine that `docker` tests need.
+
+A server that is missing is a skip at home and a failure where `SANDHOG_REQUIRE_SERVERS=1` says that it must be there.
+"""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import docker
+import pytest
+import redis
+from docker.errors import DockerException, ImageNotFound
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from coordinator.embedded import SOCKET_PATH_BYTES, redis_server_binary
+from coordinator.errors import ConfigError
+
+IMAGE = "sandhog-box:latest"
+START_S = 10.0
+
+
+class Until(Protocol):
+    """Waits for a claim to come true; the test fails with `what` when it does not within the time."""
+
+    def __call__(self, claim: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None: ...
+
+
+def without_server(reason: str) -> NoReturn:
+    if os.environ.get("SANDHOG_REQUIRE_SERVERS") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@functools.cache
+def missing_docker() -> str | None:
+    """Return why `docker` tests cannot run here; None when they can."""
+    try:
+        client = docker.from_env(timeout=10)
+    except DockerException as exc:
+        return f"no Docker engine answers: {exc}"
+    try:
+        client.images.get(IMAGE)
+    except ImageNotFound:
+        return f"the image {IMAGE} is missing: deploy/setup.sh builds it"
+    except DockerException as exc:
+        return f"no Docker engine answers: {exc}"
+    finally:
+        client.close()
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") is not None and (reason := missing_docker()) is not None:
+        without_server(reason)
+
+
+@pytest.fixture(scope="session")
+def docker_engine_or_skip() -> None:
+    """For fixtures that need the engine without their test saying so."""
+    if (reason := missing_docker()) is not None:
+        without_server(reason)
+
+
+@pytest.fixture(scope="session")
+def until() -> Until:
+    def wait(claim: Callable[[], bool], what: str, timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not claim():
+            if time.monotonic() > deadline:
+                pytest.fail(f"not within {timeout_s} s: {what}")
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture
+def state_dir() -> Iterator[Path]:
+    """A directory whose path is short enough for sockets."""
+    path = short_directory()
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def redis_server(until: Until) -> Iterator[Path]:
+    """The socket of a Redis of this test run."""
+    directory = short_directory()
+    socket = directory / "s"
+    log = directory / "log"
+    try:
+        with redis_server_binary() as binary, log.open("wb") as output:
+            settings = ["--port", "0", "--unixsocket", str(socket), "--dir", str(directory), "--save", ""]
+            process = subprocess.Popen([binary, *settings], stdout=output, stderr=output, start_new_session=True)
+    except ConfigError as exc:
+        shutil.rmtree(directory)
+        without_server(str(exc))
+    client = sync_client(f"unix://{socket}")
+    try:
+        until(lambda: process.poll() is not None or answers(client), "Redis answers", START_S)
+        assert process.poll() is None, log.read_text()
+        yield socket
+    finally:
+        client.close()
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+        process.wait(START_S)
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def redis_url(redis_server: Path) -> Iterator[str]:
+    """The address of a Redis that is empty."""
+    url = f"unix://{redis_server}"
+    with sync_client(url) as client:
+        client.flushall()
+        yield url
+        client.flushall()
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the empty Redis that repeats nothing by itself."""
+    with sync_client(redis_url) as client:
+        yield client
+
+
+def sync_client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=10)
+
+
+def answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+def short_directory() -> Path:
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > SOCKET_PATH_BYTES - 60:
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="hog-", dir=base))
