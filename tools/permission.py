@@ -1,4 +1,4 @@
-"""Permission: may this call run? One pure function, asked by the coordinator before dispatch and again by the worker."""
+"""Permission: may this call run? Asked before dispatch, and enforced by the worker with the same function."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

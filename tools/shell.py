@@ -27,7 +27,7 @@ _EXPANDED = re.compile(r"[*?\[\]{}~]")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STRING_ESCAPE = re.compile(r'\\([$`"\\])')
 # Bash's own network files and whatever the shell reads differently from a person or from the parser.
-_STRANGE_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]|\\\n|/dev/(?:tcp|udp)\b")
+_STRANGE_TEXT = re.compile(r"[\x00-\x08\x7f]|[^\S \t\n]|\\\n|/dev/(?:tcp|udp)\b")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_script(text: str) -> Script:
         return Script((), None, "it is too long to be read")
     root = Parser(_BASH).parse(raw).root_node
     every = tuple(_command(node) for node in _walk(root) if node.type == "command")
-    obstacle = _obstacle(text, root)
+    obstacle = _obstacle(text, raw, root)
     return Script(every, None if obstacle else every, obstacle)
 
 
@@ -102,16 +102,16 @@ def _walk(root: Node) -> Iterator[Node]:
         stack.extend(reversed(node.children))
 
 
-def _obstacle(text: str, root: Node) -> str:
+def _obstacle(text: str, raw: bytes, root: Node) -> str:
     """Return why a text is not plain, "" if it is."""
     if root.has_error:
         return "it cannot be parsed for certain"
     if _STRANGE_TEXT.search(text):
-        return "it holds control characters, joined lines or network files"
+        return "it holds odd blanks, control characters, joined lines or network files"
     stack = [root]
     while stack:
         node = stack.pop()
-        fault = _node_fault(node, text.encode(errors="replace"))
+        fault = _node_fault(node, raw)
         if fault:
             return fault
         if node.type in _PLAIN_NODES:
@@ -148,10 +148,13 @@ def _word_fault(node: Node) -> str:
 def _redirect_fault(node: Node) -> str:
     """Return why a redirection could write or connect, "" if it only reads, joins descriptors or throws away."""
     operators = [child.type for child in node.children if not child.is_named]
-    target = node.child_by_field_name("destination")
-    if len(operators) != 1 or target is None or _word_fault(target):
+    targets = node.children_by_field_name("destination")
+    if len(operators) != 1 or not targets or any(_word_fault(target) for target in targets):
         return "it holds a redirection"
-    word = _word(target)
+    body = node.parent.child_by_field_name("body") if node.parent is not None else None
+    if len(targets) > 1 and (body is None or body.type != "command"):
+        return "it holds words behind a redirection"
+    word = _word(targets[0])
     match operators[0]:
         case "<" if word.is_exact:
             return ""
@@ -168,12 +171,24 @@ def _command(node: Node) -> SimpleCommand:
     names = [place for place, child in enumerate(children) if child.type == "command_name"]
     # What stands before the name are assignments and redirections.
     words = [child for child in children[names[0] :] if not child.type.endswith("_redirect")] if names else []
-    return SimpleCommand(tuple(_word(word) for word in words))
+    return SimpleCommand(tuple(_word(word) for word in words + _strays(node)))
+
+
+def _strays(command: Node) -> list[Node]:
+    """Return the arguments behind a redirection, which the grammar takes for more targets of it."""
+    statement = command.parent
+    if statement is None or statement.type != "redirected_statement":
+        return []
+    redirects = [child for child in statement.children if child.type == "file_redirect"]
+    return [word for redirect in redirects for word in redirect.children_by_field_name("destination")[1:]]
 
 
 def _word(node: Node) -> Word:
     """Return a word's text after quote removal, up to the first part that is not certain."""
     match node.type:
+        case "concatenation" if _source(node) == "{}":
+            # Literal to the shell; what find and xargs put there never starts with a dash.
+            return Word("{}", is_exact=True)
         case "command_name" | "concatenation":
             return _joined([_word(child) for child in node.children])
         case "word" | "number":
@@ -198,6 +213,8 @@ def _joined(parts: list[Word]) -> Word:
 
 
 def _bare(source: str) -> Word:
+    if source.startswith("~"):
+        return Word("~", is_exact=False)
     special = _EXPANDED.search(_ESCAPE.sub("__", source))
     if special is None:
         return Word(_ESCAPE.sub(r"\1", source), is_exact=True)

@@ -82,6 +82,9 @@ def unwrap(program: str, command: SimpleCommand) -> Unwrapped | None:
     place, is_known = _after_options(wrapper, words)
     if place < len(words) and words[place].text in wrapper.lookups:
         return Unwrapped((), is_certain=all(word.is_exact for word in words))
+    if program == "env" and place < len(words) and "=" in words[place].text:
+        # An assignment may change what the inner command does.
+        is_known = False
     if not is_known:
         # Any later argument may be the inner command.
         guesses = tuple(command.inner(start) for start in range(place, len(words)) if not words[start].may_be_option)
@@ -116,10 +119,10 @@ def _after_options(wrapper: _Wrapper, words: tuple[Word, ...]) -> tuple[int, boo
 
 
 _FIND_TESTS = _set(
-    "-H -L -P -a -and -o -or -not ! ( ) , -amin -anewer -atime -cmin -cnewer -ctime -daystart -depth -empty -executable "
-    "-false -follow -gid -group -iname -inum -ipath -iregex -links -ls -lname -ilname -maxdepth -mindepth -mmin -mount "
-    "-mtime -name -newer -nogroup -nouser -path -perm -print -print0 -printf -prune -quit -readable -regex -regextype "
-    "-samefile -size -true -type -uid -user -wholename -writable -xdev -xtype"
+    "-H -L -P -a -and -o -or -not ! ( ) , -amin -anewer -atime -cmin -cnewer -ctime -daystart -depth -empty "
+    "-executable -false -follow -gid -group -iname -inum -ipath -iregex -links -ls -lname -ilname -maxdepth -mindepth "
+    "-mmin -mount -mtime -name -newer -nogroup -nouser -path -perm -print -print0 -printf -prune -quit -readable "
+    "-regex -regextype -samefile -size -true -type -uid -user -wholename -writable -xdev -xtype"
 )
 _FIND_NUMBER = re.compile(r"-\d+")
 
@@ -135,7 +138,7 @@ def _unwrap_find(command: SimpleCommand) -> Unwrapped:
         place += 1
         if word.text in {"-exec", "-execdir", "-ok", "-okdir"}:
             start = place
-            while place < len(words) and words[place].text not in {";", "+"}:
+            while place < len(words) and not _ends_exec(words, place):
                 place += 1
             inner.append(command.inner(start).until(place - start))
             is_certain = is_certain and place < len(words) and word.text in {"-exec", "-execdir"}
@@ -143,3 +146,8 @@ def _unwrap_find(command: SimpleCommand) -> Unwrapped:
         elif word.may_be_option and word.text not in _FIND_TESTS and not _FIND_NUMBER.fullmatch(word.text):
             is_certain = False
     return Unwrapped(tuple(inner), is_certain)
+
+
+def _ends_exec(words: tuple[Word, ...], place: int) -> bool:
+    # A plus is an argument like any other unless the file names stand right before it.
+    return words[place].text == ";" or (words[place].text == "+" and words[place - 1].text == "{}")
