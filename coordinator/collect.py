@@ -6,6 +6,7 @@ first terminal state of a task id wins, and what nobody waits for is dropped.
 
 import asyncio
 import logging
+from typing import cast
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 BLOCK_MS = 5_000
 RETRY_S = 0.2
 BATCH = 256
+
+_Answer = list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]
 
 
 class ReplyReader:
@@ -51,12 +54,12 @@ class ReplyReader:
         while True:
             try:
                 answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=BLOCK_MS)
-                await self._take(answer)
+                await self._take(cast(_Answer, answer))
             except RedisError as exc:
                 log.warning("the reply stream is away", extra={"error": str(exc)})
                 await asyncio.sleep(RETRY_S)
 
-    async def _take(self, answer: list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]) -> None:
+    async def _take(self, answer: _Answer) -> None:
         for _, entries in answer:
             for entry_id, fields in entries:
                 self._last_id = entry_id.decode()

@@ -85,7 +85,7 @@ class SessionRunner:
         self.session_dir = cluster.state_dir / "sessions" / self.session_id
         self._make_session_dir()
         self._transcript = Transcript.create(self.session_dir, self.session_id, 1, secrets=secrets)
-        self._sinks = (self._transcript, *sinks)
+        self._sinks: tuple[EventSink, ...] = (self._transcript, *sinks)
         self._node: NodeLife | None = None
         self._is_torn = False
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 from redis.exceptions import RedisError
@@ -97,7 +98,7 @@ class Settler:
         stop = asyncio.create_task(cancelled.wait())
         try:
             while True:
-                await asyncio.wait({sent.future, stop}, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                await _wait_first(TICK_S, sent.future, stop)
                 if sent.future.done():
                     return await self._from_reply(sent, sent.future.result())
                 try:
@@ -162,10 +163,10 @@ class Settler:
         future = self._reader.expect(task_id)
         try:
             await self._dispatcher.send_join(order, task_id)
-            done, _ = await asyncio.wait({future, sent.future}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            await _wait_first(wait_s, future, sent.future)
         finally:
             self._reader.forget(task_id)
-        for reply in [one.result() for one in (sent.future, future) if one in done]:
+        for reply in [one.result() for one in (sent.future, future) if one.done()]:
             if reply.succeeded and reply.result is not None:
                 outcome = CallOutcome.model_validate(reply.result)
                 return outcome if outcome.fate is not Fate.DID_NOT_RUN else _unknown(order, why)
@@ -177,12 +178,16 @@ class Settler:
         if is_fenced:
             return cancelled_outcome(key, "The session was cancelled before this call ran.")
         await self._dispatcher.cancel(sent.order.node, [key])
-        await asyncio.wait({sent.future}, timeout=CANCEL_S)
+        await _wait_first(CANCEL_S, sent.future)
         if sent.future.done():
             reply = sent.future.result()
             if reply.succeeded and reply.result is not None:
                 return CallOutcome.model_validate(reply.result)
         return cancelled_outcome(key, "The session was cancelled while this call ran; it may have run in part.")
+
+
+async def _wait_first(timeout_s: float, *futures: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def cancelled_outcome(key: CallKey, reason: str) -> CallOutcome:

@@ -48,7 +48,7 @@ class Store:
 
     async def nodes(self) -> list[NodeView]:
         """Return all registered nodes, by name."""
-        names = sorted(name.decode() for name in await self._redis.smembers(keys.NODES))
+        names = sorted(_text(name) for name in await self._redis.smembers(keys.NODES))
         views = [await self.node(name) for name in names]
         return [view for view in views if view is not None]
 
@@ -58,7 +58,7 @@ class Store:
         if life is None:
             return None
         parsed = NodeLife.model_validate_json(life)
-        return NodeView(parsed, is_leased=lease is not None and lease.decode() == parsed.incarnation)
+        return NodeView(parsed, is_leased=lease is not None and _text(lease) == parsed.incarnation)
 
     async def open_session(self, session: str, least_generation: int = 1) -> int:
         """Return a generation above all that the session had; older owners are fenced from now on."""
@@ -113,3 +113,7 @@ class Store:
         """Drop the claims of calls whose answers are in the transcript and whose session has ended."""
         if call_keys:
             await self._redis.unlink(*[keys.claim(str(key)) for key in call_keys])
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

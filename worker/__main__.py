@@ -21,7 +21,7 @@ def run() -> None:
     """Run a node; its settings are `SANDHOG_*` variables."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        run_node(NodeSettings())  # type: ignore[call-arg]  # the fields come from the environment
+        run_node(NodeSettings())
     except (NodeMisconfigured, ValidationError) as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc

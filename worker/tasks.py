@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 def register(app: Celery, calls: Calls, boxes: Boxes) -> None:
     """Give the app the bodies of this node's tasks, and remote control the command that ends running calls."""
 
-    @app.task(name=CALL_TASK)
     def call(order: dict[str, Any]) -> dict[str, Any]:
         try:
             return calls.call(CallOrder.model_validate(order)).model_dump(mode="json")
@@ -42,26 +41,29 @@ def register(app: Celery, calls: Calls, boxes: Boxes) -> None:
             log.warning("delivery ignored", extra={"reason": str(exc)})
             raise Ignore from exc
 
-    @app.task(name=JOIN_TASK)
     def join(order: dict[str, Any]) -> dict[str, Any]:
         return calls.join(CallOrder.model_validate(order)).model_dump(mode="json")
 
-    @app.task(name=PREPARE_TASK)
     def prepare(order: dict[str, Any]) -> dict[str, Any]:
-        box = PrepareOrder.model_validate(order).box
-        started = time.monotonic()
-        try:
-            boxes.box_for(box)
-        except BoxUnavailable as exc:
-            return PrepareOutcome(session=box.session, error=str(exc)).model_dump(mode="json")
-        ready_ms = (time.monotonic() - started) * 1000
-        return PrepareOutcome(session=box.session, ready_ms=ready_ms).model_dump(mode="json")
+        return prepared(boxes, PrepareOrder.model_validate(order)).model_dump(mode="json")
 
-    @app.task(name=FINISH_TASK)
     def finish(order: dict[str, Any]) -> dict[str, Any]:
         return boxes.finish(FinishOrder.model_validate(order)).model_dump(mode="json")
 
-    @control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])  # type: ignore[untyped-decorator]
     def cancel(state: object, call_keys: list[str]) -> dict[str, str]:
         calls.cancel(call_keys)
         return {"ok": "cancelled"}
+
+    for name, body in ((CALL_TASK, call), (JOIN_TASK, join), (PREPARE_TASK, prepare), (FINISH_TASK, finish)):
+        app.task(body, name=name)
+    control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])(cancel)
+
+
+def prepared(boxes: Boxes, order: PrepareOrder) -> PrepareOutcome:
+    """Return once the session's box stands, or why it cannot."""
+    session, started = order.box.session, time.monotonic()
+    try:
+        boxes.box_for(order.box)
+    except BoxUnavailable as exc:
+        return PrepareOutcome(session=session, error=str(exc))
+    return PrepareOutcome(session=session, ready_ms=(time.monotonic() - started) * 1000)

@@ -1,0 +1,180 @@
+"""The `sandhog` command."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from coordinator.command import Command, check_directory, run_command
+from coordinator.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
+from coordinator.errors import ConfigError, SandhogError
+from coordinator.kept import find_session
+from coordinator.model import ModelSettings
+from coordinator.result import SessionResult
+from coordinator.scripted import ScriptedEndpoint
+from coordinator.session import SessionRequest
+from coordinator.settings import Settings
+from coordinator.terminal import is_terminal
+from coordinator.workspace_choice import Chosen, Wanted, choose
+from worker.contract.orders import Policy
+
+cli = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    # A pretty trace would show the values of local variables, keys among them.
+    pretty_exceptions_enable=False,
+    help="Run coding agents whose tool calls happen in sealed sandboxes."
+)
+
+
+class Approve(StrEnum):
+    """Who answers when the policy asks."""
+
+    ASK = "ask"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
+Image = Annotated[str | None, typer.Option(help="Image of the box (SANDHOG_IMAGE).", show_default="sandhog-box:latest")]
+
+
+@cli.command()
+def run(
+    prompt: Annotated[str, typer.Argument(help="What the agent is to do; - reads it from standard input.")],
+    workspace: Annotated[Path, typer.Option(help="Directory to work on.")] = Path(),
+    copy: Annotated[bool, typer.Option("--copy", help="Work on a private copy; the result is a patch.")] = False,
+    bind: Annotated[bool, typer.Option("--bind", help="Work on the directory itself, also without a terminal.")] = False,
+    as_root: Annotated[
+        bool,
+        typer.Option("--as-root", help="Bind a directory that root owns; commands run as root in the box."),
+    ] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Put the patch of a private copy into the directory at the end.")
+    ] = False,
+    image: Image = None,
+    model: Annotated[str | None, typer.Option(help="Model name (SANDHOG_MODEL).")] = None,
+    policy: Annotated[
+        Policy | None, typer.Option(help="guarded asks for all but reading; boxed allows.", show_default="by workspace")
+    ] = None,
+    approve: Annotated[
+        Approve | None, typer.Option(help="Who answers when the policy asks.", show_default="ask on a terminal")
+    ] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="Model replies at most.")] = 50,
+    json: Json = False,
+) -> None:
+    """Run one session to its end.
+
+    The endpoint comes from OPENAI_BASE_URL and OPENAI_API_KEY. Exit codes: 0 completed, 1 stopped or failed,
+    2 bad usage or configuration, 130 interrupted.
+    """
+    on_terminal = is_terminal(sys.stdin, sys.stderr)
+    settings = _settings()
+    directory = check_directory(workspace)
+    wanted = Wanted(directory, bind=bind, copy=copy, as_root=as_root, policy=policy, is_terminal=on_terminal)
+    chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+    request = SessionRequest(
+        prompt=_prompt(prompt),
+        workspace=chosen,
+        image=image or settings.image,
+        max_steps=max_steps,
+        apply=apply,
+    )
+    answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
+    endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
+    _finish(run_command(Command(request, endpoint, answerer.value), settings), as_json=json)
+
+
+@cli.command()
+def demo(image: Image = None, json: Json = False) -> None:
+    """Watch a scripted model mend a small project: the model is scripted, all the rest is real."""
+    settings = _settings()
+    print(DEMO_NOTICE, file=sys.stderr)
+    with (
+        tempfile.TemporaryDirectory(prefix="sandhog-demo-") as fresh,
+        ScriptedEndpoint(demo_script(), model=DEMO_MODEL) as endpoint,
+    ):
+        directory = copy_demo_project(Path(fresh) / "ledger-project")
+        wanted = Wanted(directory, copy=True)
+        chosen: Chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+        request = SessionRequest(
+            prompt=DEMO_PROMPT, workspace=chosen, image=image or settings.image, max_steps=10, apply=False
+        )
+        command = Command(request, ModelSettings(DEMO_MODEL, base_url=endpoint.base_url), Approve.NEVER.value)
+        result = run_command(command, settings)
+    _finish(result, as_json=json)
+
+
+@cli.command()
+def apply(
+    session_id: Annotated[str, typer.Argument(help="Session that worked on a private copy.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
+) -> None:
+    """Put a session's patch into the directory it was made for: all of it, or nothing where something changed since."""
+    kept = find_session(_settings().state_dir, session_id)
+    print(kept.patch or "The session changed nothing.", end="" if kept.patch else "\n")
+    if not kept.patch:
+        return
+    if not yes and not (
+        is_terminal(sys.stdin, sys.stderr) and typer.confirm(f"Apply this to {kept.workspace}?", err=True)
+    ):
+        raise ConfigError("Nothing was applied: say yes on a terminal, or give --yes.")
+    # On the files it acts like a node, so it is the node side's program that does it.
+    argv = [sys.executable, "-m", "worker", "apply", str(kept.session_dir), str(kept.workspace)]
+    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+
+
+def main() -> None:
+    """Run the command; its errors become one line and an exit code."""
+    try:
+        cli()
+    except ConfigError as exc:
+        _fail(str(exc), code=2)
+    except SandhogError as exc:
+        _fail(str(exc), code=1)
+
+
+def _finish(result: SessionResult, *, as_json: bool) -> None:
+    if as_json:
+        print(result.model_dump_json())
+    else:
+        _print_outcome(result)
+    raise typer.Exit(result.exit_code)
+
+
+def _print_outcome(result: SessionResult) -> None:
+    """Say where the work lies: the timeline showed everything else."""
+    if result.workspace_mode == "copy" and result.patch:
+        print(result.patch, end="")
+        if result.applied:
+            print(f"The patch was applied to {result.workspace}.", file=sys.stderr)
+        else:
+            print(f"Nothing was changed in {result.workspace} ({result.workspace_reason}).", file=sys.stderr)
+            print(f"To apply the patch:  sandhog apply {result.session_id}", file=sys.stderr)
+    print(f"Transcript: {result.transcript}", file=sys.stderr)
+
+
+def _prompt(argument: str) -> str:
+    prompt = sys.stdin.read() if argument == "-" else argument
+    if not prompt.strip():
+        raise ConfigError("The prompt is empty.")
+    return prompt
+
+
+def _settings() -> Settings:
+    try:
+        return Settings()
+    except ValidationError as exc:
+        faults = "; ".join(f"SANDHOG_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in exc.errors())
+        raise ConfigError(f"A setting is wrong: {faults}") from exc
+
+
+def _fail(message: str, *, code: int) -> None:
+    print(f"sandhog: {message}", file=sys.stderr)
+    sys.exit(code)

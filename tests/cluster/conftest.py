@@ -1,0 +1,128 @@
+"""Whole sessions on real parts: embedded Redis and worker, Docker boxes, a scripted endpoint."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import docker
+import pytest
+
+from coordinator.approvals import Always, Approver
+from coordinator.embedded import Embedded
+from coordinator.events import Event
+from coordinator.model import ModelClient, ModelSettings
+from coordinator.result import SessionResult
+from coordinator.scripted import Script, ScriptedEndpoint
+from coordinator.session import Cluster, SessionRequest, SessionRunner
+from coordinator.settings import DEFAULT_IMAGE
+from coordinator.wiring import open_cluster
+from coordinator.workspace_choice import Wanted, choose
+from worker.contract.orders import Policy
+
+AGENT_UID = 54_321
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory of a user of its own, so that it can be bound."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "a.txt").write_text("alpha\nbeta\n")
+    (directory / "b.txt").write_text("gamma\n")
+    if os.geteuid() == 0:
+        for path in (directory, *directory.iterdir()):
+            os.chown(path, AGENT_UID, AGENT_UID)
+    return directory
+
+
+@pytest.fixture
+def embedded(state_dir: Path, box_image: str) -> Iterator[Embedded]:
+    """A private Redis and worker; nothing of it may be left afterwards."""
+    running = Embedded(state_dir, dead_man_s=20)
+    try:
+        yield running
+    finally:
+        running.close()
+    assert not leftover_containers(running.node)
+    assert list((state_dir / "runs").iterdir()) == []
+
+
+def leftover_containers(node: str) -> list[str]:
+    """Names of containers that carry the node's label, whatever state they are in."""
+    with contextlib.closing(docker.from_env()) as client:
+        found = client.containers.list(all=True, filters={"label": f"sandhog.node={node}"})
+        return [str(one.name) for one in found]
+
+
+@pytest.fixture
+async def cluster(embedded: Embedded, state_dir: Path) -> AsyncIterator[Cluster]:
+    """The coordinator's shared parts on the embedded cluster."""
+    async with open_cluster(embedded.redis_url, state_dir) as opened:
+        yield opened
+
+
+@dataclass
+class Played:
+    """A session that was run with a scripted model."""
+
+    result: SessionResult
+    requests: list[dict[str, object]]
+    """Bodies of the model requests, in order."""
+    events: list[Event] = field(default_factory=list)
+
+    def answers(self) -> list[dict[str, object]]:
+        """The `tool` messages of the last request, in order."""
+        messages = self.requests[-1]["messages"]
+        assert isinstance(messages, list)
+        return [message for message in messages if message["role"] == "tool"]
+
+
+@dataclass
+class Stage:
+    """Runs sessions on one cluster."""
+
+    cluster: Cluster
+    project: Path
+
+    async def play(
+        self,
+        script: Script,
+        *,
+        policy: Policy = Policy.BOXED,
+        copy: bool = False,
+        approver: Approver | None = None,
+        cancelled: asyncio.Event | None = None,
+        image: str = DEFAULT_IMAGE,
+        apply: bool = False,
+        max_steps: int = 20,
+        sinks: tuple[object, ...] = (),
+    ) -> Played:
+        """Run one session to its end."""
+        wanted = Wanted(self.project, bind=not copy, copy=copy, policy=policy)
+        owner = self.project.stat().st_uid
+        chosen = choose(wanted, owner_uid=owner, own_uid=os.geteuid())
+        request = SessionRequest("do it", chosen, image, max_steps, apply=apply)
+        events: list[Event] = []
+        with ScriptedEndpoint(script) as endpoint:
+            model = ModelClient(ModelSettings("scripted", base_url=endpoint.base_url))
+            try:
+                runner = SessionRunner(
+                    request,
+                    cluster=self.cluster,
+                    model=model,
+                    approver=approver or Always(),
+                    sinks=[events.append, *sinks],  # type: ignore[list-item]
+                )
+                result = await runner.run(cancelled or asyncio.Event())
+            finally:
+                await model.close()
+            return Played(result, list(endpoint.requests), events)
+
+
+@pytest.fixture
+def stage(cluster: Cluster, project: Path) -> Stage:
+    """Sessions on the embedded cluster, working on `project`."""
+    return Stage(cluster, project)

@@ -1,0 +1,221 @@
+"""One session, end to end, on real parts."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from coordinator.embedded import Embedded
+from coordinator.events import CallFinished, CallStarted
+from coordinator.history import validate
+from coordinator.scripted import ScriptedCall, Turn
+from coordinator.transcript import read_transcript
+from worker.contract import keys
+
+pytestmark = pytest.mark.docker
+
+
+@contextmanager
+def watched_queue(redis_url: str, node: str) -> Iterator[list[dict[str, Any]]]:
+    """Collect every task message that is pushed to the node's queue while the block runs."""
+    client = redis.Redis.from_url(redis_url)
+    seen: list[dict[str, Any]] = []
+    queue, ready = keys.queue(node), threading.Event()
+    with client.monitor() as monitor:
+
+        def listen() -> None:
+            ready.set()
+            for command in monitor.listen():
+                words = command["command"]
+                if words.startswith(f"LPUSH {queue} "):
+                    seen.append(json.loads(words.removeprefix(f"LPUSH {queue} ")))
+                if words.startswith("ECHO sandhog-test-end"):
+                    return
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        ready.wait()
+        try:
+            yield seen
+        finally:
+            client.echo("sandhog-test-end")
+            thread.join(10)
+    client.close()
+
+
+def by_call(messages: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The headers of the call messages of step 1, by the call's index."""
+    calls = [message["headers"] for message in messages if message["headers"]["task"] == "sandhog.call"]
+    return {int(headers["id"].split(":")[3]): headers for headers in calls}
+
+
+async def test_calls_travel_in_groups_and_chains_and_come_back_in_order(stage: Any, embedded: Embedded) -> None:
+    turn = Turn(
+        text="looking",
+        calls=(
+            ScriptedCall("Read", {"path": "a.txt"}, id="one"),
+            ScriptedCall("Read", {"path": "b.txt"}, id="two"),
+            ScriptedCall("Edit", {"path": "a.txt", "old_string": "beta", "new_string": "delta"}, id="three"),
+            ScriptedCall("Grep", {"pattern": "delta"}, id="four"),
+        ),
+    )
+    with watched_queue(embedded.redis_url, embedded.node) as messages:
+        played = await stage.play([turn, Turn("all done")])
+
+    assert played.result.status == "completed", played.result
+    assert played.result.text == "all done"
+    assert (stage.project / "a.txt").read_text() == "alpha\ndelta\n"
+    answers = played.answers()
+    assert [answer["tool_call_id"] for answer in answers] == ["one", "two", "three", "four"]
+    contents = [json.loads(str(answer["content"])) for answer in answers]
+    assert [content["status"] for content in contents] == ["success"] * 4, contents
+    assert "alpha" in contents[0]["text"]
+    assert "gamma" in contents[1]["text"]
+    assert "delta" in contents[3]["text"]
+    for request in played.requests:
+        validate(request["messages"], for_request=True)
+    assert played.requests[-1]["messages"][2]["content"] == "looking"
+    headers = by_call(messages)
+    assert headers[0]["group"] == headers[1]["group"] is not None, "the reads are one group"
+    assert headers[2]["group"] != headers[0]["group"]
+    assert headers[3]["group"] != headers[0]["group"]
+    finished = [event for event in played.events if isinstance(event, CallFinished)]
+    assert sorted(event.index for event in finished) == [0, 1, 2, 3]
+
+
+async def test_unsafe_neighbours_are_one_chain_whose_links_run_after_each_other(
+    stage: Any, embedded: Embedded
+) -> None:
+    turn = Turn(
+        calls=(
+            ScriptedCall("Bash", {"command": "sleep 0.3; echo first >> log; exit 3"}),
+            ScriptedCall("Bash", {"command": "echo second >> log; cat log"}),
+            ScriptedCall("Write", {"path": "new/c.txt", "content": "three\n"}),
+        )
+    )
+    with watched_queue(embedded.redis_url, embedded.node) as messages:
+        played = await stage.play([turn, Turn("done")])
+
+    contents = [json.loads(str(answer["content"])) for answer in played.answers()]
+    assert [content["status"] for content in contents] == ["partial", "success", "success"]
+    assert contents[0]["data"]["exit_code"] == 3
+    assert contents[1]["text"].split() == ["first", "second"]
+    assert (stage.project / "new" / "c.txt").read_text() == "three\n"
+    first = next(message for message in messages if message["headers"]["id"].endswith(":1:0:1"))
+    assert first["headers"]["task"] == "sandhog.call"
+    headers = by_call(messages)
+    assert headers[1]["parent_id"] == headers[0]["id"], "the worker sent the second link behind the first"
+    assert headers[2]["parent_id"] == headers[1]["id"]
+
+
+async def test_a_bad_call_is_answered_and_its_neighbours_run(stage: Any) -> None:
+    turn = Turn(
+        calls=(
+            ScriptedCall("Read", "{"),
+            ScriptedCall("Fly", {"to": "the moon"}),
+            ScriptedCall("Read", {"path": "a.txt", "colour": "red"}),
+            ScriptedCall("Read", {"path": "a.txt"}),
+        )
+    )
+    played = await stage.play([turn, Turn("done")])
+    contents = [json.loads(str(answer["content"])) for answer in played.answers()]
+    assert [content.get("error", {}).get("code") for content in contents] == [
+        "INVALID_PARAM",
+        "UNKNOWN_TOOL",
+        "INVALID_PARAM",
+        None,
+    ]
+    assert "Bash, Edit" in contents[1]["error"]["message"]
+    started = [event for event in played.events if isinstance(event, CallStarted)]
+    assert [event.index for event in started] == [3], "nothing was sent for the bad ones"
+
+
+async def test_a_large_output_is_cut_and_readable_from_inside(stage: Any) -> None:
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        answers = [message for message in messages if message["role"] == "tool"]
+        if not answers:
+            return Turn(calls=(ScriptedCall("Bash", {"command": "seq 1 30000"}),))
+        if len(answers) == 1:
+            path = json.loads(answers[0]["content"])["text"].split("all of it: ")[1].split()[0]
+            return Turn(
+                calls=(
+                    ScriptedCall("Read", {"path": path, "offset": 15000, "limit": 1}),
+                    ScriptedCall("Grep", {"path": path, "pattern": "^17171$"}),
+                )
+            )
+        return Turn("done")
+
+    played = await stage.play(script)
+    contents = [json.loads(str(answer["content"])) for answer in played.answers()]
+    assert len(contents[0]["text"].encode()) <= 50_000
+    assert len(contents[0]["text"].encode()) > 45_000
+    assert contents[0]["text"].startswith("1\n2\n")
+    assert "30000" in contents[0]["text"][-200:]
+    assert "15000" in contents[1]["text"]
+    assert "17171" in contents[2]["text"]
+
+
+async def test_a_private_copy_becomes_a_patch_and_the_directory_stays(stage: Any) -> None:
+    turn = Turn(calls=(ScriptedCall("Bash", {"command": "echo more >> a.txt; echo x > n.txt; chmod +x n.txt"}),))
+    played = await stage.play([turn, Turn("done")], copy=True)
+    assert played.result.workspace_mode == "copy"
+    assert "+more" in (played.result.patch or "")
+    assert "new file mode 100755" in (played.result.patch or "")
+    assert (stage.project / "a.txt").read_text() == "alpha\nbeta\n"
+    assert not (Path(played.result.transcript).parent / "work").exists()
+
+
+async def test_the_patch_of_a_private_copy_is_applied_when_asked(stage: Any) -> None:
+    turn = Turn(calls=(ScriptedCall("Bash", {"command": "echo more >> a.txt"}),))
+    played = await stage.play([turn, Turn("done")], copy=True, apply=True)
+    assert played.result.applied
+    assert (stage.project / "a.txt").read_text() == "alpha\nbeta\nmore\n"
+
+
+async def test_a_cancelled_step_leaves_a_valid_history_and_a_whole_transcript(stage: Any) -> None:
+    cancelled = asyncio.Event()
+    turn = Turn(
+        calls=(
+            ScriptedCall("Bash", {"command": "echo begun; touch begun; sleep 60"}),
+            ScriptedCall("Bash", {"command": "touch never"}),
+        )
+    )
+    begun = stage.project / "begun"
+
+    async def cancel_once_begun() -> None:
+        while not begun.exists():
+            await asyncio.sleep(0.02)
+        cancelled.set()
+
+    watcher = asyncio.create_task(cancel_once_begun())
+    played = await stage.play([turn], cancelled=cancelled)
+    await watcher
+    assert played.result.status == "cancelled"
+    finished = [event for event in played.events if isinstance(event, CallFinished)]
+    assert [event.error_code for event in sorted(finished, key=lambda one: one.index)] == ["CANCELLED", "CANCELLED"]
+    assert "begun" in finished[0].answer, "what was printed is reported"
+    assert not (stage.project / "never").exists()
+    reading = read_transcript(Path(played.result.transcript))
+    assert reading.faults == ()
+    assert reading.torn_bytes == 0
+    assert reading.entries[-1].fields["type"] == "session_ended"
+
+
+async def test_steps_are_bounded(stage: Any) -> None:
+    played = await stage.play(lambda _: Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}),)), max_steps=2)
+    assert played.result.status == "stopped"
+    assert "max_steps" in played.result.stop_reason
+    assert played.result.steps == 2
+
+
+async def test_an_image_that_is_not_there_fails_the_session_with_what_to_do(stage: Any) -> None:
+    turn = Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}),))
+    played = await stage.play([turn, Turn("done")], image="no-such-image:ever")
+    assert played.result.status == "failed"
+    assert "no-such-image:ever" in played.result.stop_reason
