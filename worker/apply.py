@@ -3,31 +3,33 @@
 `<session>/result` holds `changes.json` and the new contents by digest, so the copy itself can go.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from worker.beneath import (
-    EXECUTABLE_MODE,
-    LINK_MODE,
-    OPEN_DIRECTORY,
-    Tree,
-    git_mode,
-    open_beneath,
-    remove_tree,
-    write_durably,
-)
+from worker.beneath import OPEN_DIRECTORY, Tree, git_mode, remove_tree, write_durably
 from worker.changes import Change, ChangeKind, Changes, shown
 from worker.errors import ResultFailed
+from worker.placing import Placing
 
 RESULT_VERSION = 1
+
+
+class State(StrEnum):
+    """How a path of a directory stands to a change."""
+
+    OLD = "old"
+    """As before the change, which can be made."""
+    NEW = "new"
+    """As after it: nothing to do."""
+    CONFLICT = "conflict"
+    """Neither."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ def save_result(session_dir: Path, changes: Changes, work: Path) -> None:
         remove_tree(final)
         part.rename(final)
     except OSError as error:
-        raise ResultFailed(f"The session's result cannot be kept in {final}: {error}. Free space and finish again.") from error
+        raise ResultFailed(
+            f"The session's result cannot be kept in {final}: {error}. Free space and finish again."
+        ) from error
 
 
 def load_result(session_dir: Path) -> Changes | None:
@@ -112,15 +116,75 @@ def apply_result(session_dir: Path, directory: Path) -> Applied:
     changes = load_result(session_dir)
     if changes is None:
         raise ResultFailed(f"{session_dir} holds no result: the session has not ended, or worked on a bound directory.")
+    deleted = frozenset(change.path for change in changes.items if change.new_mode is None)
     try:
         with Tree(directory) as tree:
-            conflicts = tuple(change.path for change in changes.items if not _is_clear(tree, change, changes))
+            states = {change: state_of(tree, change, deleted) for change in changes.items}
+        conflicts = tuple(change.path for change, state in states.items() if state is State.CONFLICT)
+        todo = [change for change, state in states.items() if state is State.OLD]
         if conflicts:
             return Applied(conflicts=conflicts)
-        if changes.items:
-            _Application(session_dir / "result", directory).put(changes)
+        if todo:
+            with Placing(session_dir / "result", directory) as placing:
+                placing.put(todo)
     except OSError as error:
         raise ResultFailed(
             f"The result cannot be applied to {directory}: {error}. It is kept in {session_dir}; apply it again."
         ) from error
     return Applied(applied=tuple(change.path for change in changes.items))
+
+
+def state_of(tree: Tree, change: Change, deleted: frozenset[str]) -> State:
+    """Return how the change's path in a directory stands to the change.
+
+    Args:
+        tree: the directory.
+        change: the change.
+        deleted: all paths that the same result deletes: what may make way for this change.
+
+    Raises:
+        OSError: the path cannot be read.
+    """
+    status = tree.status(change.path)
+    if status is None:
+        if change.new_mode is None:
+            return State.NEW
+        return State.OLD if change.old_mode is None and _has_room(tree, change.path, deleted) else State.CONFLICT
+    if stat.S_ISDIR(status.st_mode):
+        makes_way = change.old_mode is None and _holds_only(tree, change.path, deleted)
+        return State.OLD if makes_way else State.CONFLICT
+    mode = git_mode(status)
+    if mode is None:
+        return State.CONFLICT
+    digest = tree.digest(change.path)
+    if _is_like(mode, digest, change.new_mode, change.new_digest):
+        must_turn = change.new_mode != change.old_mode and mode != change.new_mode
+        return State.OLD if must_turn else State.NEW
+    return State.OLD if _is_like(mode, digest, change.old_mode, change.old_digest) else State.CONFLICT
+
+
+def _is_like(mode: int, digest: str, change_mode: int | None, change_digest: str | None) -> bool:
+    return change_mode is not None and stat.S_IFMT(mode) == stat.S_IFMT(change_mode) and digest == change_digest
+
+
+def _has_room(tree: Tree, path: str, deleted: frozenset[str]) -> bool:
+    """Say whether each parent is a directory, is missing, or makes way."""
+    parts = path.split("/")
+    for count in range(1, len(parts)):
+        parent = "/".join(parts[:count])
+        status = tree.status(parent)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            return status is None or parent in deleted
+    return True
+
+
+def _holds_only(tree: Tree, path: str, deleted: frozenset[str]) -> bool:
+    """Say whether a directory holds nothing but files that make way."""
+    parent, name = tree.parent(path)
+    descriptor = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+    try:
+        with os.scandir(descriptor) as entries:
+            found = [(f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
+    finally:
+        os.close(descriptor)
+    return all(_holds_only(tree, inner, deleted) if is_directory else inner in deleted for inner, is_directory in found)

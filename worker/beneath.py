@@ -187,7 +187,8 @@ def remove_tree(path: Path) -> None:
         path.rename(trash / secrets.token_hex(8))
     top = os.open(trash, OPEN_DIRECTORY)
     try:
-        pending = os.listdir(top)
+        with os.scandir(top) as entries:
+            pending = [entry.name for entry in entries]
         while pending:
             pending += _remove_one(top, pending.pop())
     finally:

@@ -5,27 +5,20 @@ large, too deep or no file is left out by name instead of being guessed at.
 """
 
 import os
-import shutil
-import subprocess
-import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from worker.beneath import LINK_MODE, OPEN_DIRECTORY, Tree, git_mode
+from worker.beneath import LINK_MODE, Tree, git_mode
+from worker.listing import MAX_ENTRIES, Listing, list_tree, not_ignored
 
 MAX_FILE_BYTES = 20_000_000
 """A larger file, before or after, is left out."""
 MAX_TOTAL_BYTES = 256_000_000
 """Old and new content of all changes together; changes beyond it are left out."""
 MAX_CHANGES = 10_000
-MAX_ENTRIES = 1_000_000
-"""Entries looked at in one tree; beyond it nothing counts as added or deleted."""
-MAX_DEPTH = 200
 MAX_NAMED = 100
 """Paths named in `Changes.left_out`."""
-MAX_IGNORE_FILE_BYTES = 256_000
-IGNORE_TIMEOUT_S = 60.0
 
 _CACHE_DIRECTORIES = frozenset({"__pycache__", ".pytest_cache"})
 
@@ -66,17 +59,6 @@ class Changes:
     """In words: what differs or may differ and is not among the items, and why."""
 
 
-@dataclass
-class _Listing:
-    """The files and links of a tree."""
-
-    entries: dict[str, os.stat_result] = field(default_factory=dict)
-    unseen: dict[str, str] = field(default_factory=dict)
-    """Paths at which something stands that is no file, link or readable directory → why."""
-    complete: bool = True
-    """False when there were more than `MAX_ENTRIES`."""
-
-
 class _LeftOut:
     """Names what is left out, up to a bound."""
 
@@ -111,19 +93,21 @@ def changes_between(base: Path, work: Path) -> Changes:
         OSError: a tree is missing or its disk fails.
     """
     left_out = _LeftOut()
-    old, new = _list(base), _list(work)
+    old, new = list_tree(base), list_tree(work)
     for path, why in new.unseen.items():
         left_out.add(path, why)
     if not (old.complete and new.complete):
         left_out.add(".", f"has more than {MAX_ENTRIES} entries, the rest was not looked at")
-    kept = _not_ignored(work, old, new, left_out)
+    kept, why_none = not_ignored(work, new, new.entries.keys() - old.entries.keys())
+    if why_none:
+        left_out.add(".gitignore", f"{why_none}, so no added file counts as ignored")
     with Tree(base) as old_tree, Tree(work) as new_tree:
         items = _compare(old_tree, new_tree, old, new, kept, left_out)
     return Changes(items=tuple(items), left_out=left_out.said())
 
 
 def _compare(
-    old_tree: Tree, new_tree: Tree, old: _Listing, new: _Listing, kept: set[str] | None, left_out: _LeftOut
+    old_tree: Tree, new_tree: Tree, old: Listing, new: Listing, kept: set[str] | None, left_out: _LeftOut
 ) -> list[Change]:
     items: list[Change] = []
     total_bytes = 0
@@ -146,10 +130,10 @@ def _compare(
     return items
 
 
-def _is_passed_over(path: str, old: _Listing, new: _Listing, kept: set[str] | None) -> bool:
+def _is_passed_over(path: str, old: Listing, new: Listing, kept: set[str] | None) -> bool:
     if path not in new.entries:
-        return _may_exist(path, new)
-    if path not in old.entries and (_may_exist(path, old) or (kept is not None and path not in kept)):
+        return new.may_hold(path)
+    if path not in old.entries and (old.may_hold(path) or (kept is not None and path not in kept)):
         return True
     return path.endswith(".pyc") or not _CACHE_DIRECTORIES.isdisjoint(path.split("/"))
 
@@ -180,9 +164,7 @@ def _change(
     return Change(path, kind, old_digest, new_digest, old_mode, new_mode)
 
 
-def _is_same(
-    old_tree: Tree, new_tree: Tree, path: str, before: os.stat_result, after: os.stat_result
-) -> bool:
+def _is_same(old_tree: Tree, new_tree: Tree, path: str, before: os.stat_result, after: os.stat_result) -> bool:
     if git_mode(before) != git_mode(after) or before.st_size != after.st_size:
         return False
     return all(was == now for was, now in zip(old_tree.chunks(path), new_tree.chunks(path), strict=True))
@@ -190,102 +172,3 @@ def _is_same(
 
 def _size(status: os.stat_result | None) -> int:
     return status.st_size if status else 0
-
-
-def _may_exist(path: str, listing: _Listing) -> bool:
-    """Say whether a path that was not met may exist all the same, below or at something that was not looked into."""
-    if not listing.complete:
-        return True
-    while path:
-        if path in listing.unseen:
-            return True
-        path = path.rpartition("/")[0]
-    return False
-
-
-def _list(root: Path) -> _Listing:
-    listing = _Listing()
-    descriptor = os.open(root, OPEN_DIRECTORY)
-    try:
-        _list_directory(descriptor, "", 0, listing)
-    finally:
-        os.close(descriptor)
-    return listing
-
-
-def _list_directory(descriptor: int, prefix: str, depth: int, listing: _Listing) -> None:
-    with os.scandir(descriptor) as found:
-        entries = [entry for entry in found if entry.name.lower() != ".git"]
-    for entry in entries:
-        path = prefix + entry.name
-        if len(listing.entries) + len(listing.unseen) >= MAX_ENTRIES:
-            listing.complete = False
-            return
-        if not entry.is_dir(follow_symlinks=False):
-            status = entry.stat(follow_symlinks=False)
-            if git_mode(status) is None:
-                listing.unseen[path] = "is a socket, FIFO or device"
-            else:
-                listing.entries[path] = status
-        elif depth == MAX_DEPTH:
-            listing.unseen[path] = f"is nested deeper than {MAX_DEPTH} directories"
-        else:
-            _list_inner(descriptor, entry.name, path, depth, listing)
-
-
-def _list_inner(parent: int, name: str, path: str, depth: int, listing: _Listing) -> None:
-    try:
-        inner = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
-    except PermissionError:
-        listing.unseen[path] = "cannot be read"
-        return
-    try:
-        _list_directory(inner, f"{path}/", depth + 1, listing)
-    finally:
-        os.close(inner)
-
-
-def _not_ignored(work: Path, old: _Listing, new: _Listing, left_out: _LeftOut) -> set[str] | None:
-    """Return the work tree's paths that no `.gitignore` in it names; None where that cannot be told."""
-    added = new.entries.keys() - old.entries.keys()
-    if not any(git_mode(new.entries[path]) != LINK_MODE for path in added):
-        return None
-    # ripgrep opens whatever is called .gitignore: a link out of the tree or a FIFO must not be.
-    for path, status in new.entries.items():
-        if path.rpartition("/")[2] == ".gitignore" and (
-            git_mode(status) == LINK_MODE or status.st_size > MAX_IGNORE_FILE_BYTES
-        ):
-            left_out.add(path, "is no plain ignore file, so no added file counts as ignored")
-            return None
-    if any(path.rpartition("/")[2] == ".gitignore" for path in new.unseen):
-        return None
-    listed = _listed_by_ripgrep(work)
-    if listed is None:
-        left_out.add(".gitignore", "could not be read by ripgrep, so no added file counts as ignored")
-        return None
-    return listed | {path for path in added if git_mode(new.entries[path]) == LINK_MODE}
-
-
-def _listed_by_ripgrep(work: Path) -> set[str] | None:
-    beside = Path(sys.executable).with_name("rg")
-    program = str(beside) if beside.exists() else shutil.which("rg")
-    if program is None:
-        return None
-    flags = ["--no-config", "--files", "--hidden", "--no-require-git", "--no-messages", "-0"]
-    rules = ["--no-ignore-dot", "--no-ignore-exclude", "--no-ignore-global", "--no-ignore-parent"]
-    try:
-        done = subprocess.run(
-            [program, *flags, *rules, "-g", "!.git", "-g", "!__pycache__"],
-            cwd=work,
-            env={},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=IGNORE_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    if done.returncode > 1 and not done.stdout:
-        return None
-    return {os.fsdecode(name) for name in done.stdout.split(b"\0") if name}

@@ -127,8 +127,8 @@ def _hunk(old: Sequence[bytes], new: Sequence[bytes], spans: list[Span]) -> byte
 
 
 def _range(start: int, end: int) -> bytes:
-    # An empty range names the line before it.
-    return b"%d,%d" % (start + 1 if end > start else start, end - start)
+    # An empty range names the line before it; a range of one line needs no count.
+    return b"%d" % end if end - start == 1 else b"%d,%d" % (start + 1 if end > start else start, end - start)
 
 
 def _line(sign: bytes, line: bytes) -> bytes:

@@ -129,9 +129,10 @@ build_from_distribution() {
     say "building the box image from the packages of $distribution $release"
     unpack_distribution "$root" "$release" "$components" "$archive" "$keyring"
     trim_root "$root"
-    tar -C "$root" --numeric-owner -c . | docker import \
+    # /proc and /sys stay out whatever is mounted there: they would carry this machine into the image.
+    tar -C "$root" --numeric-owner --one-file-system --exclude='./proc/*' --exclude='./sys/*' -c . | docker import \
         --change "ENV PATH=$BOX_PATH" --change 'ENV LANG=C.UTF-8' --change 'CMD ["bash"]' \
-        --change "LABEL sandhog.image=$(recipe_hash)" - "$2" >/dev/null
+        --change "LABEL sandhog.image=$(recipe_hash)" - "$2" >/dev/null || die "the box image could not be imported"
 }
 
 # need_packages NAME …: installs those of them that are missing.
@@ -145,14 +146,16 @@ need_packages() {
 
 # unpack_distribution ROOT RELEASE COMPONENTS ARCHIVE KEYRING
 unpack_distribution() {
-    local proxy
+    local proxy apart=()
+    # A mount namespace of its own takes debootstrap's mounts along when it ends.
+    if unshare --mount true 2>/dev/null; then apart=(unshare --mount); fi
     mkdir -p "$1/etc/dpkg/dpkg.cfg.d"
     # The tree is thrown away after the import: nothing in it needs to survive a power cut.
     printf '%s\n' force-unsafe-io 'path-exclude=/usr/share/doc/*' 'path-exclude=/usr/share/man/*' \
         'path-exclude=/usr/share/locale/*' >"$1/etc/dpkg/dpkg.cfg.d/sandhog"
     proxy=$(apt-config shell value Acquire::http::Proxy) && eval "$proxy" && proxy=${value:-}
     if [ -n "$proxy" ] && [ "$proxy" != DIRECT ]; then export http_proxy="${http_proxy:-$proxy}"; fi
-    quietly debootstrap debootstrap --force-check-gpg --keyring="$5" --variant=minbase --components="$3" \
+    quietly debootstrap "${apart[@]}" debootstrap --force-check-gpg --keyring="$5" --variant=minbase --components="$3" \
         --include="$(paste -sd , "$DEPLOY/box-packages.txt")" "$2" "$1" "$4" ||
         die "the packages for the box image could not be unpacked"
 }

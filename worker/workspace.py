@@ -1,0 +1,274 @@
+"""A session's workspace on its node: bound, or copied privately and given back as a patch: order → **workspace** → box.
+
+Below the session's directory stand `work` (the copy that the box sees), `base` (the same without `.git`, as it was at
+the start), `spill`, and in the end `patch.diff` and `result`. `work` gets its name last, so it is whole or not there.
+"""
+
+import errno
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.apply import apply_result, load_result, save_result
+from worker.beneath import OPEN_DIRECTORY, remove_tree, write_durably
+from worker.changes import Changes, changes_between, shown
+from worker.contract.orders import BoxOrder, FinishOutcome, WorkspaceMode
+from worker.copying import MAX_DEPTH, Copier, TooDeep
+from worker.errors import ResultFailed, WorkspaceRefused
+from worker.patch import pieces
+from worker.setids import strip_set_ids
+
+FIRST_AGENT_UID = 600_000
+AGENT_UIDS = 1_400_000
+"""Ends below 2,097,151, the largest id that a tar archive of the plain format can hold."""
+LOCK_TIMEOUT_S = 600.0
+
+_LOCK_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What a box is given to work on."""
+
+    directory: Path
+    """Mounted at /workspace."""
+    uid: int
+    """Who commands run as."""
+    gid: int
+    spill_dir: Path
+    """Mounted read-only at /spill; the worker writes there."""
+    mode: WorkspaceMode
+    special_files: int = 0
+    """Sockets, FIFOs and devices that the copy made by this call left out."""
+
+
+def agent_uid(session: str) -> int:
+    """Return the uid (and gid) that a session's commands have on a private copy, when the worker is root."""
+    return FIRST_AGENT_UID + int.from_bytes(hashlib.sha256(session.encode()).digest()) % AGENT_UIDS
+
+
+def prepare(order: BoxOrder) -> Workspace:
+    """Return the session's workspace, made if it is not there. Idempotent.
+
+    Raises:
+        WorkspaceRefused: it cannot be had; nothing half-made is left.
+    """
+    session_dir = Path(order.session_dir)
+    try:
+        if order.workspace_mode is WorkspaceMode.BIND:
+            return _bind(order, session_dir)
+        return _copy(order, session_dir)
+    except OSError as error:
+        raise WorkspaceRefused(_refusal(order, error)) from error
+
+
+def _bind(order: BoxOrder, session_dir: Path) -> Workspace:
+    source = _source(order, session_dir)
+    owner = source.stat()
+    worker_uid = os.geteuid()
+    if worker_uid not in (0, owner.st_uid) or (order.as_root and worker_uid != 0):
+        wanted = 0 if order.as_root else owner.st_uid
+        raise WorkspaceRefused(
+            f"{source} is owned by uid {owner.st_uid} and its commands would run as uid {wanted}, but this worker is "
+            f"uid {worker_uid}. Work on a private copy (--copy), or start the worker as root."
+        )
+    if owner.st_uid == 0 and not order.as_root:
+        raise WorkspaceRefused(
+            f"{source} is owned by root, and commands in the box would run as root on it. Work on a private copy "
+            "(--copy, with --apply to have the result put back), or bind it all the same with --as-root."
+        )
+    spill_dir = _make_session_dir(session_dir)
+    started = session_dir / "bound"
+    if not started.exists():
+        write_durably(started, [])
+    uid, gid = (0, 0) if order.as_root else (owner.st_uid, owner.st_gid)
+    return Workspace(source, uid, gid, spill_dir, WorkspaceMode.BIND)
+
+
+def _copy(order: BoxOrder, session_dir: Path) -> Workspace:
+    work, base = session_dir / "work", session_dir / "base"
+    if not work.exists():
+        _source(order, session_dir)
+    spill_dir = _make_session_dir(session_dir)
+    is_root = os.geteuid() == 0
+    uid, gid = (agent_uid(order.session),) * 2 if is_root else (os.geteuid(), os.getegid())
+    copier = Copier(uid, gid) if is_root else Copier()
+    with _locked(session_dir):
+        if not work.exists():
+            _make_copy(_source(order, session_dir), work, base, copier)
+    return Workspace(work, uid, gid, spill_dir, WorkspaceMode.COPY, copier.special_files)
+
+
+def _make_copy(source: Path, work: Path, base: Path, copier: Copier) -> None:
+    work_part, base_part = work.with_name("work.part"), base.with_name("base.part")
+    try:
+        for left in (work_part, base_part, base):
+            remove_tree(left)
+        copier.copy(source, work_part)
+        # From the copy, not from the source: what changes there meanwhile must not look like the session's work.
+        Copier(without=frozenset({".git"})).copy(work_part, base_part)
+        base_part.rename(base)
+        work_part.rename(work)
+    except (OSError, TooDeep) as error:
+        for left in (work_part, base_part, base):
+            remove_tree(left)
+        if isinstance(error, TooDeep):
+            raise WorkspaceRefused(f"{source} is nested deeper than {MAX_DEPTH} directories.") from error
+        raise
+
+
+def _source(order: BoxOrder, session_dir: Path) -> Path:
+    """Return the order's directory without links in its path, if it can be a workspace at all."""
+    given = Path(order.workspace)
+    if not given.is_absolute() or not session_dir.is_absolute():
+        raise WorkspaceRefused(f"{given} or {session_dir} is a relative path; the order must hold absolute ones.")
+    try:
+        source = given.resolve(strict=True)
+    except FileNotFoundError as error:
+        raise WorkspaceRefused(f"{given} does not exist on this node. Give a directory that does.") from error
+    if not source.is_dir():
+        raise WorkspaceRefused(f"{given} is not a directory. Give a directory.")
+    place = session_dir.resolve()
+    if place.is_relative_to(source) or source.is_relative_to(place):
+        raise WorkspaceRefused(
+            f"{given} and the session's directory {session_dir} lie inside each other. Work on another directory, or "
+            "keep sessions elsewhere."
+        )
+    if not os.access(source, os.R_OK | os.X_OK):
+        raise WorkspaceRefused(f"{given} cannot be read by this worker (uid {os.geteuid()}).")
+    return source
+
+
+def _refusal(order: BoxOrder, error: OSError) -> str:
+    place = f" ({error.filename!s})" if error.filename else ""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return f"There is no room for a private copy of {order.workspace} in {order.session_dir}: {error.strerror}."
+        case errno.EACCES | errno.EPERM:
+            return (
+                f"{order.workspace} or {order.session_dir} cannot be used by this worker (uid {os.geteuid()}): "
+                f"{error.strerror}{place}. Make it readable, or start the worker as a user who can read it."
+            )
+        case _:
+            return f"The workspace {order.workspace} cannot be had: {error}."
+
+
+def _make_session_dir(session_dir: Path) -> Path:
+    """Make the session's directory, closed to other users, and the spill directory in it; return the latter."""
+    for parent in reversed(session_dir.parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o711, exist_ok=True)
+    session_dir.mkdir(mode=0o700, exist_ok=True)
+    if session_dir.stat().st_mode & 0o077:
+        session_dir.chmod(0o700)
+    spill_dir = session_dir / "spill"
+    spill_dir.mkdir(exist_ok=True)
+    spill_dir.chmod(0o755)
+    return spill_dir
+
+
+@contextmanager
+def _locked(session_dir: Path) -> Iterator[None]:
+    """Hold the session's directory against other workers that copy or finish it.
+
+    Raises:
+        WorkspaceRefused: another one holds it for longer than `LOCK_TIMEOUT_S`.
+    """
+    descriptor = os.open(session_dir, OPEN_DIRECTORY)
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise WorkspaceRefused(f"{session_dir} is held by another worker; try again later.") from error
+                time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def release(order: BoxOrder, keep: bool) -> None:
+    """Remove a private copy and its base, unless they are kept. Idempotent; a bound directory is never touched.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    session_dir = Path(order.session_dir)
+    if keep or order.workspace_mode is not WorkspaceMode.COPY or not session_dir.exists():
+        return
+    # The copy first: without its base, all of it would look added.
+    for name in ("work", "base", "work.part", "base.part"):
+        remove_tree(session_dir / name)
+
+
+def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutcome:
+    """Write a private copy's patch and result, apply it if asked, and release the copy. Idempotent.
+
+    A failure is told in the outcome: then the copy, or at least the kept result, is still there.
+    """
+    session_dir = Path(order.session_dir)
+    patch_path = session_dir / "patch.diff"
+    try:
+        _make_session_dir(session_dir)
+        with _locked(session_dir):
+            changes = _collect(session_dir, patch_path)
+    except (OSError, ResultFailed, WorkspaceRefused) as error:
+        return FinishOutcome(session=order.session, error=f"The session's changes cannot be collected: {error}")
+    notes = [f"Not in the patch: {note}" for note in changes.left_out]
+    conflicts: tuple[str, ...] = ()
+    failure: str | None = None
+    try:
+        if apply:
+            conflicts = apply_result(session_dir, Path(order.workspace).resolve()).conflicts
+    except ResultFailed as error:
+        failure = str(error)
+    try:
+        release(order, keep)
+    except OSError as error:
+        notes.append(f"The private copy in {session_dir} could not be removed: {error}")
+    return FinishOutcome(
+        session=order.session,
+        patch_path=str(patch_path),
+        changed=[shown(change.path) for change in changes.items],
+        applied=apply and not conflicts and failure is None,
+        conflicts=[shown(path) for path in conflicts],
+        notes=notes,
+        error=failure,
+    )
+
+
+def _collect(session_dir: Path, patch_path: Path) -> Changes:
+    """Return the copy's changes, now on disk as patch and result; the kept ones where the copy is gone already."""
+    work, base = session_dir / "work", session_dir / "base"
+    if work.exists():
+        changes = changes_between(base, work)
+        write_durably(patch_path, pieces(changes, base, work))
+        save_result(session_dir, changes, work)
+        return changes
+    kept = load_result(session_dir)
+    if kept is None:
+        # No box was ever started.
+        write_durably(patch_path, [])
+        return Changes(())
+    return kept
+
+
+def finish_bind(order: BoxOrder) -> FinishOutcome:
+    """Take the set-id bits back that a session may have left on its bound directory.
+
+    Raises:
+        OSError: the directory is gone or cannot be read.
+    """
+    started = Path(order.session_dir) / "bound"
+    if not started.exists():
+        return FinishOutcome(session=order.session)
+    stripped = strip_set_ids(Path(order.workspace).resolve(), started.stat().st_mtime_ns)
+    return FinishOutcome(session=order.session, notes=[f"Set-id bit removed: {path}" for path in stripped])
