@@ -1,0 +1,54 @@
+"""Fixtures for tests of what depends on who the worker is."""
+
+import os
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+NOBODY = 65_534
+
+
+class AsOrdinaryUser(Protocol):
+    """Runs assertions as a user without rights over others' files: in a child process where the tests run as root."""
+
+    def __call__(self, act: Callable[[], None]) -> None: ...
+
+
+@pytest.fixture
+def as_ordinary_user() -> AsOrdinaryUser:
+    def run(act: Callable[[], None]) -> None:
+        if os.geteuid() != 0:
+            act()
+            return
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                act()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "see stderr"
+
+    return run
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that the ordinary user owns and can reach, which pytest's own is not."""
+    path = Path(tempfile.mkdtemp(prefix="hog-"))
+    if os.geteuid() == 0:
+        os.chown(path, NOBODY, NOBODY)
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
