@@ -29,7 +29,7 @@ cli = typer.Typer(
     no_args_is_help=True,
     # A pretty trace would show the values of local variables, keys among them.
     pretty_exceptions_enable=False,
-    help="Run coding agents whose tool calls happen in sealed sandboxes."
+    help="Run coding agents whose tool calls happen in sealed sandboxes.",
 )
 
 
@@ -50,7 +50,9 @@ def run(
     prompt: Annotated[str, typer.Argument(help="What the agent is to do; - reads it from standard input.")],
     workspace: Annotated[Path, typer.Option(help="Directory to work on.")] = Path(),
     copy: Annotated[bool, typer.Option("--copy", help="Work on a private copy; the result is a patch.")] = False,
-    bind: Annotated[bool, typer.Option("--bind", help="Work on the directory itself, also without a terminal.")] = False,
+    bind: Annotated[
+        bool, typer.Option("--bind", help="Work on the directory itself, also without a terminal.")
+    ] = False,
     as_root: Annotated[
         bool,
         typer.Option("--as-root", help="Bind a directory that root owns; commands run as root in the box."),

@@ -22,7 +22,17 @@ from coordinator.errors import ConfigError
 SOCKET_PATH_BYTES = 100
 """Longer socket paths are refused by the kernel (108, with room for Redis' own)."""
 
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "DOCKER_HOST", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "XDG_RUNTIME_DIR")
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "DOCKER_HOST",
+    "DOCKER_CERT_PATH",
+    "DOCKER_TLS_VERIFY",
+    "XDG_RUNTIME_DIR",
+)
 """What the worker gets of this process's environment: no key of any kind."""
 
 RESTARTS = 5

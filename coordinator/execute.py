@@ -89,7 +89,9 @@ class Executor:
         # One lane for the whole chain: only one of its links runs at a time. A quarter of the lanes is left to
         # reading calls, which must not wait behind long commands.
         holder, limit = str(jobs[0].order.key), max(1, node.lanes - node.lanes // 4)
-        while not cancelled.is_set() and not await self._store.take_lanes(node.node, limit, [holder]):
+        while not cancelled.is_set():
+            if await self._store.take_lanes(node.node, limit, [holder]):
+                break
             await asyncio.sleep(LANE_POLL_S)
         try:
             while jobs:
@@ -123,7 +125,7 @@ class Executor:
         return []
 
     async def _next_attempt(self, order: CallOrder) -> CallOrder | None:
-        """Return the order to send again once its node lives; None when it was sent often enough or the node is gone."""
+        """Return the order to send again once its node lives; None when it was sent often enough or no node is left."""
         if order.key.attempt >= MAX_ATTEMPTS:
             return None
         deadline = asyncio.get_running_loop().time() + BACK_S

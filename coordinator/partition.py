@@ -32,14 +32,15 @@ class Stretch:
 def batches(calls: Sequence[PlannedCall]) -> list[tuple[PlannedCall, ...]]:
     """Return the calls in batches: `[Read, Read, Edit, Grep]` → `(Read Read) (Edit) (Grep)`."""
     found: list[tuple[PlannedCall, ...]] = []
-    for safe, run in groupby(calls, key=lambda call: call.is_concurrency_safe):
-        found.extend([tuple(run)] if safe else [(call,) for call in run])
+    for is_safe, run in groupby(calls, key=lambda call: call.is_concurrency_safe):
+        together = tuple(run)
+        found.extend([together] if is_safe else [(call,) for call in together])
     return found
 
 
 def stretches(calls: Sequence[PlannedCall]) -> list[Stretch]:
     """Return the batches as they travel: each safe batch a group, each run of unsafe calls a chain."""
     return [
-        Stretch(Travel.GROUP if safe else Travel.CHAIN, tuple(run))
-        for safe, run in groupby(calls, key=lambda call: call.is_concurrency_safe)
+        Stretch(Travel.GROUP if is_safe else Travel.CHAIN, tuple(run))
+        for is_safe, run in groupby(calls, key=lambda call: call.is_concurrency_safe)
     ]

@@ -130,7 +130,8 @@ class SessionRunner:
             self.session_dir.mkdir(parents=True)
             (self.session_dir / "spill").mkdir(mode=0o755)
         except OSError as exc:
-            raise TranscriptError(f"{self.session_dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root.") from exc
+            words = f"{self.session_dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root."
+            raise TranscriptError(words) from exc
 
     def _emit(self, event: Event) -> None:
         if self._is_torn:

@@ -219,5 +219,3 @@ def did_not_run(orders: Sequence[CallOrder], reason: str) -> list[CallOutcome]:
         )
         for order in orders
     ]
-
-

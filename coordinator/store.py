@@ -62,9 +62,7 @@ class Store:
 
     async def open_session(self, session: str, least_generation: int = 1) -> int:
         """Return a generation above all that the session had; older owners are fenced from now on."""
-        generation = await self._open_session(
-            keys=[keys.session(session)], args=[least_generation, keys.SESSION_TTL_S]
-        )
+        generation = await self._open_session(keys=[keys.session(session)], args=[least_generation, keys.SESSION_TTL_S])
         return int(generation)
 
     async def begin_step(self, session: str, generation: int, step: int) -> bool:
@@ -77,7 +75,7 @@ class Store:
         await self._redis.delete(keys.session(session))
 
     async def fence(self, call_keys: Sequence[CallKey]) -> list[bool]:
-        """Make sure that calls which did not start never do; True for each that is fenced, False for one that started."""
+        """Keep calls that did not start from ever starting; return for each whether it is fenced (else it started)."""
         if not call_keys:
             return []
         done = await self._fence(keys=[keys.claim(str(key)) for key in call_keys], args=[keys.CLAIM_TTL_S])

@@ -3,12 +3,14 @@
 import asyncio
 import threading
 from contextlib import AbstractContextManager
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from coordinator.approvals import Decided
 from coordinator.plan import PlannedCall
 
-QUESTION = "  allow? [y] once  [a] always this very call in this session  [n] no  [n TEXT] no, and tell the model TEXT: "
+QUESTION = (
+    "  allow? [y] once  [a] always this very call in this session  [n] no  [n TEXT] no, and tell the model TEXT: "
+)
 
 
 class Display(Protocol):
@@ -43,7 +45,7 @@ class TerminalApprover:
     async def _line(self) -> str | None:
         """Return the next line, None at the input's end or when the session is cancelled."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[str] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
 
         def read() -> None:
             line = self._answers.readline()
@@ -51,9 +53,9 @@ class TerminalApprover:
 
         # A daemon thread: a read that nobody answers must not keep the process from ending.
         threading.Thread(target=read, name="approval", daemon=True).start()
-        stop = asyncio.create_task(self._cancelled.wait())
+        stop: asyncio.Future[Any] = asyncio.create_task(self._cancelled.wait())
         try:
-            await asyncio.wait({asyncio.ensure_future(future), stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({future, stop}, return_when=asyncio.FIRST_COMPLETED)
             return (future.result() or None) if future.done() else None
         finally:
             stop.cancel()
@@ -75,5 +77,3 @@ def _decided(answer: str) -> Decided | None:
 def is_terminal(*streams: TextIO) -> bool:
     """Return whether all of these are a terminal."""
     return all(stream.isatty() for stream in streams)
-
-

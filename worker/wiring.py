@@ -155,7 +155,7 @@ def _reach_engine(settings: NodeSettings) -> DockerEngine:
     own = settings.own_dir
     own.mkdir(parents=True, exist_ok=True)
     try:
-        folder = guest_folder.build(settings.state_dir / "guest")
+        folder = guest_folder.install(settings.state_dir / "guest")
         engine_settings = EngineSettings(node=settings.node, guest_folder=folder, records_dir=own / "boxes")
         return DockerEngine(engine_settings)
     except SandboxError as exc:
