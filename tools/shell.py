@@ -6,28 +6,22 @@ simple commands with harmless redirections, for allowing; anything it does not k
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
+
+from tools.plain import obstacle, walk
 
 LIMIT_BYTES = 100_000
 """Longer texts are not parsed."""
 
 _BASH = Language(tree_sitter_bash.language())
 
-_PLAIN_NODES = frozenset(
-    {"program", "list", "pipeline", "command", "redirected_statement", "negated_command", "subshell"}
-)
-_PLAIN_TOKENS = frozenset({";", "\n", "&&", "||", "|", "|&", "&", "!", "(", ")"})
-_WORD_NODES = frozenset({"word", "number", "string", "raw_string", "concatenation", "simple_expansion", "expansion"})
-_WORD_PARTS = _WORD_NODES | {"string_content", "variable_name", "special_variable_name", '"', "$", "${", "}"}
+_SPLIT = frozenset({"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"})
 _EXPANDED = re.compile(r"[*?\[\]{}~]")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STRING_ESCAPE = re.compile(r'\\([$`"\\])')
-# Bash's own network files and whatever the shell reads differently from a person or from the parser.
-_STRANGE_TEXT = re.compile(r"[\x00-\x08\x7f]|[^\S \t\n]|\\\n|/dev/(?:tcp|udp)\b")
 
 
 @dataclass(frozen=True)
@@ -88,82 +82,9 @@ def read_script(text: str) -> Script:
     if len(raw) > LIMIT_BYTES:
         return Script((), None, "it is too long to be read")
     root = Parser(_BASH).parse(raw).root_node
-    every = tuple(_command(node) for node in _walk(root) if node.type == "command")
-    obstacle = _obstacle(text, raw, root)
-    return Script(every, None if obstacle else every, obstacle)
-
-
-def _walk(root: Node) -> Iterator[Node]:
-    # With a stack: a hostile text may nest deeper than Python recurses.
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        yield node
-        stack.extend(reversed(node.children))
-
-
-def _obstacle(text: str, raw: bytes, root: Node) -> str:
-    """Return why a text is not plain, "" if it is."""
-    if root.has_error:
-        return "it cannot be parsed for certain"
-    if _STRANGE_TEXT.search(text):
-        return "it holds odd blanks, control characters, joined lines or network files"
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        fault = _node_fault(node, raw)
-        if fault:
-            return fault
-        if node.type in _PLAIN_NODES:
-            stack.extend(node.children)
-    return ""
-
-
-def _node_fault(node: Node, raw: bytes) -> str:
-    if node.type in _PLAIN_NODES or node.type in _PLAIN_TOKENS:
-        return ""
-    if node.type == "command_name" or node.type in _WORD_NODES:
-        return _word_fault(node)
-    match node.type:
-        case "file_redirect":
-            return _redirect_fault(node)
-        case "herestring_redirect":
-            return next((fault for word in node.named_children if (fault := _word_fault(word))), "")
-        case "comment" if node.start_byte == 0 or raw[node.start_byte - 1 : node.start_byte] in {b"\n", b" "}:
-            # A blank that is itself escaped does not start a comment.
-            return "" if raw[node.start_byte - 2 : node.start_byte - 1] != b"\\" else "it holds an odd comment"
-        case other:
-            return f"it holds a {other.replace('_', ' ')}"
-
-
-def _word_fault(node: Node) -> str:
-    for part in _walk(node):
-        if part.type == "expansion" and [child.type for child in part.children] != ["${", "variable_name", "}"]:
-            return "it holds a parameter expansion with an operator"
-        if part.type != "command_name" and part.type not in _WORD_PARTS:
-            return f"it holds a {part.type.replace('_', ' ')}"
-    return ""
-
-
-def _redirect_fault(node: Node) -> str:
-    """Return why a redirection could write or connect, "" if it only reads, joins descriptors or throws away."""
-    operators = [child.type for child in node.children if not child.is_named]
-    targets = node.children_by_field_name("destination")
-    if len(operators) != 1 or not targets or any(_word_fault(target) for target in targets):
-        return "it holds a redirection"
-    body = node.parent.child_by_field_name("body") if node.parent is not None else None
-    if len(targets) > 1 and (body is None or body.type != "command"):
-        return "it holds words behind a redirection"
-    word = _word(targets[0])
-    match operators[0]:
-        case "<" if word.is_exact:
-            return ""
-        case ">" | ">>" | "&>" | "&>>" if word.is_exact and word.text == "/dev/null":
-            return ""
-        case ">&" | "<&" if word.is_exact and word.text.isascii() and word.text.isdigit():
-            return ""
-        case _:
-            return "it redirects output to a file"
+    every = tuple(_command(node) for node in walk(root) if node.type == "command")
+    fault = obstacle(text, raw, root)
+    return Script(every, None if fault else every, fault)
 
 
 def _command(node: Node) -> SimpleCommand:
@@ -189,6 +110,9 @@ def _word(node: Node) -> Word:
         case "concatenation" if _source(node) == "{}":
             # Literal to the shell; what find and xargs put there never starts with a dash.
             return Word("{}", is_exact=True)
+        case "concatenation" if any(child.type in _SPLIT for child in node.children):
+            # What is not quoted is split into words again, of which any may be an option.
+            return Word("", is_exact=False)
         case "command_name" | "concatenation":
             return _joined([_word(child) for child in node.children])
         case "word" | "number":
