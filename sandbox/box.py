@@ -1,8 +1,21 @@
-"""One box as the rooms above see it (skeleton: the methods and types stand, bodies follow)."""
+"""One box as the rooms above see it: requests in, answers or typed errors out.
 
-from collections.abc import Callable
+Holds the link and makes it again when it breaks while the container lives; requests under way are then asked again
+under their call key, so that the guest joins them to the running command instead of running them twice.
+"""
 
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Protocol, TypeVar
+
+from sandbox import replies
+from sandbox.errors import BoxLost, EngineUnavailable, GuestRefused, LossReason
+from sandbox.link import Link, LinkClosed, LinkTimeout, Stream
 from sandbox.requests import (
+    CallMark,
     EditAnswer,
     EditRequest,
     GuestInfo,
@@ -11,57 +24,351 @@ from sandbox.requests import (
     RunAnswer,
     RunRequest,
     StatAnswer,
+    Version,
     WriteAnswer,
     WriteRequest,
 )
+from sandbox.wire import PROTOCOL, Frame, FrameTooLarge, Op, RefusalCode
+
+Answer = TypeVar("Answer")
+
+HELLO_TIMEOUT_S = 15.0
+MARGIN_S = 15.0
+"""What an answer may take beyond the time limit of the command itself."""
+FILE_TIMEOUT_S = 120.0
+SHORT_TIMEOUT_S = 20.0
+RELINK_S = 20.0
+RELINK_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
+SILENCE_S = 30.0
+"""A link without a sign of life for so long is made again."""
+
+
+class Container(Protocol):
+    """What the box needs of its engine."""
+
+    def connect(self) -> Stream:
+        """A new stream to the guest. Raises EngineUnavailable."""
+
+    def fate(self) -> tuple[LossReason, str] | None:
+        """Why the container is gone; None while it runs. Raises EngineUnavailable."""
+
+    def remove(self) -> None:
+        """End it; no error when it is gone. Raises EngineUnavailable."""
 
 
 class Box:
     """A running container and its guest. Thread-safe; many requests may be under way at once."""
 
-    box_id: str
-    info: GuestInfo
+    def __init__(
+        self,
+        box_id: str,
+        container: Container,
+        env: tuple[Mapping[str, str], Mapping[str, str]] | None,
+        on_gone: Callable[["Box"], None] = lambda _: None,
+    ) -> None:
+        """Make the first link. `env`: the image's and the wanted variables; None leaves them as they are.
+
+        Raises:
+            BoxLost: there is no guest to talk to.
+        """
+        self.box_id = box_id
+        self._container = container
+        self._on_gone = on_gone
+        self._lost: BoxLost | None = None
+        self._lock = threading.Lock()
+        self._relink_lock = threading.Lock()
+        self._relinking = False
+        self._link: Link | None = None
+        self._hello: dict[str, Any] = {"op": Op.HELLO, "image_env": None}
+        if env is not None:
+            self._hello = {"op": Op.HELLO, "image_env": dict(env[0]), "env": dict(env[1])}
+        self.is_frozen = False
+        self.wants_frozen = False
+        self.info = self._first_hello()
+        self._hello = {"op": Op.HELLO, "image_env": None}
+        self.is_frozen = self.wants_frozen = self.info.frozen
 
     def run(self, request: RunRequest, on_output: Callable[[bytes], None] | None = None) -> RunAnswer:
-        """How the command ended."""
-        raise NotImplementedError
+        """How the command ended. `on_output` gets all output, from the beginning, once there is much of it.
+
+        Raises:
+            BoxLost: the box is gone; the command may have had effects.
+            GuestRefused: it was not run (or, with `mark.join`, is not known).
+        """
+        if (request.command is None) == (request.argv is None):
+            raise ValueError("a run has either a command or an argv")
+        head = {
+            **_mark(Op.RUN, request.mark),
+            "argv": list(request.argv) if request.argv is not None else None,
+            "cwd": request.cwd,
+            "timeout_ms": request.timeout_ms,
+            "keep_bytes": request.keep_bytes,
+            "env": dict(request.env),
+            "stream": on_output is not None,
+        }
+        body = (request.command or "").encode("utf-8", "surrogatepass")
+        timeout_s = request.timeout_ms / 1000 + MARGIN_S
+        return self._ask(head, body, timeout_s, lambda frame: replies.parse_run(frame, request.keep_bytes), on_output)
 
     def read(self, request: ReadRequest) -> ReadAnswer:
-        """Lines of a file."""
-        raise NotImplementedError
+        """Lines of a file.
+
+        Raises:
+            BoxLost, GuestRefused.
+        """
+        head = {
+            **_mark(Op.READ, request.mark),
+            "path": request.path,
+            "offset": request.offset,
+            "limit": request.limit,
+            "max_bytes": request.max_bytes,
+        }
+        return self._ask(head, b"", FILE_TIMEOUT_S, lambda frame: replies.parse_read(frame, request.max_bytes))
 
     def edit(self, request: EditRequest) -> EditAnswer:
-        """What the edit did."""
-        raise NotImplementedError
+        """What the edit did.
+
+        Raises:
+            BoxLost: the box is gone; the edit was made or not, never half.
+            GuestRefused: it was not made.
+        """
+        head = {**_mark(Op.EDIT, request.mark), "path": request.path, "expected": _expected(request.expected)}
+        edits = [[edit.old, edit.new, edit.replace_all] for edit in request.edits]
+        return self._ask(head, json.dumps(edits).encode(), FILE_TIMEOUT_S, replies.parse_edit)
 
     def write(self, request: WriteRequest) -> WriteAnswer:
-        """What the write did."""
-        raise NotImplementedError
+        """What the write did.
+
+        Raises:
+            BoxLost: the box is gone; the file was written or not, never half.
+            GuestRefused: it was not written.
+        """
+        head = {
+            **_mark(Op.WRITE, request.mark),
+            "path": request.path,
+            "expected": _expected(request.expected),
+            "must_be_new": request.must_be_new,
+        }
+        return self._ask(head, request.content, FILE_TIMEOUT_S, replies.parse_write)
 
     def stat(self, session: str, path: str) -> StatAnswer:
-        """What lies at a path (relative to the session's cwd)."""
-        raise NotImplementedError
+        """What lies at a path (relative to the session's cwd).
+
+        Raises:
+            BoxLost, GuestRefused.
+        """
+        head = {"op": Op.STAT, "session": session, "path": path}
+        return self._ask(head, b"", SHORT_TIMEOUT_S, replies.parse_stat)
 
     def begin_step(self, session: str, generation: int, step: int) -> None:
-        """The answers of earlier steps of the session may be dropped."""
-        raise NotImplementedError
+        """The answers of earlier steps of the session may be dropped.
+
+        Raises:
+            BoxLost, GuestRefused.
+        """
+        head = {"op": Op.BEGIN_STEP, "session": session, "generation": generation, "step": step}
+        self._ask(head, b"", SHORT_TIMEOUT_S, _nothing)
+
+    def ping(self) -> None:
+        """Come back when the guest answered.
+
+        Raises:
+            BoxLost.
+        """
+        self._ask({"op": Op.PING}, b"", SHORT_TIMEOUT_S, _nothing)
 
     def cancel(self, key: str) -> bool:
-        """True when a running call or its leftovers were being ended."""
-        raise NotImplementedError
+        """True when a running call or its leftovers are being ended.
+
+        Raises:
+            BoxLost.
+        """
+        return self._ask({"op": Op.CANCEL, "key": key}, b"", SHORT_TIMEOUT_S, lambda frame: frame.head["found"] is True)
 
     def freeze(self) -> None:
-        """Stop all commands."""
-        raise NotImplementedError
+        """Stop all commands; their time limits stand still.
+
+        Raises:
+            BoxLost.
+        """
+        self.wants_frozen = True
+        self._ask({"op": Op.FREEZE}, b"", SHORT_TIMEOUT_S, _nothing)
+        self.is_frozen = True
 
     def thaw(self) -> None:
-        """Let all commands go on."""
-        raise NotImplementedError
+        """Let all commands go on.
+
+        Raises:
+            BoxLost.
+        """
+        self._ask({"op": Op.THAW}, b"", SHORT_TIMEOUT_S, _nothing)
+        self.wants_frozen = self.is_frozen = False
 
     def is_alive(self) -> bool:
-        """True while the container runs."""
-        raise NotImplementedError
+        """True while the container runs, as far as the engine can be asked."""
+        if self._lost is not None:
+            return False
+        link = self._link
+        if link is not None and link.is_open:
+            return True
+        try:
+            return self._container.fate() is None
+        except EngineUnavailable:
+            return False
 
     def close(self) -> None:
-        """End and remove the container."""
-        raise NotImplementedError
+        """End and remove the container; requests under way get BoxLost. More than once does no harm."""
+        self._lose(LossReason.ENDED, "the box was closed")
+
+    def let_go(self) -> None:
+        """Close the link only; the box lives on until its dead-man timer or until it is adopted."""
+        with self._lock:
+            if self._lost is None:
+                self._lost = BoxLost(LossReason.ENDED, "this process let go of the box")
+        if self._link is not None:
+            self._link.close()
+
+    def beat(self) -> None:
+        """Send a heartbeat; a link that is broken or silent is made again in the background."""
+        link = self._link
+        if self._lost is not None:
+            return
+        if link is not None and link.is_open:
+            if time.monotonic() - link.last_heard > SILENCE_S:
+                link.close()
+            else:
+                link.beat()
+                return
+        with self._lock:
+            if self._relinking:
+                return
+            self._relinking = True
+        threading.Thread(target=self._relink_in_background, name=f"relink-{self.box_id}", daemon=True).start()
+
+    def _relink_in_background(self) -> None:
+        try:
+            self._live_link(time.monotonic() + RELINK_S)
+        except BoxLost:
+            pass
+        finally:
+            self._relinking = False
+
+    def _ask(
+        self,
+        head: dict[str, Any],
+        body: bytes,
+        timeout_s: float,
+        parse: Callable[[Frame], Answer],
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> Answer:
+        """The parsed answer, over as many links as it takes."""
+        silent = False
+        while True:
+            link = self._live_link(time.monotonic() + RELINK_S)
+            try:
+                frame = link.ask(head, body, timeout_s, on_output)
+                replies.check_refusal(frame)
+                return parse(frame)
+            except LinkClosed as closed:
+                if closed.violation:
+                    raise self._lose(LossReason.PROTOCOL, closed.violation) from None
+            except LinkTimeout:
+                link.close()
+                if silent and not self.is_frozen:
+                    raise self._lose(LossReason.PROTOCOL, f"no answer to {head['op']} in time") from None
+                # The guest joins the same request to the running call; its answer should be there at once.
+                silent, timeout_s = True, MARGIN_S
+            except FrameTooLarge as error:
+                raise GuestRefused(RefusalCode.INVALID_PARAM, f"the request is too large: {error}") from None
+            except (replies.BadReply, KeyError) as error:
+                raise self._lose(LossReason.PROTOCOL, f"bad answer to {head['op']}: {error}") from None
+
+    def _live_link(self, deadline: float) -> Link:
+        """The open link, made again if need be.
+
+        Raises:
+            BoxLost.
+        """
+        link = self._link
+        if self._lost is None and link is not None and link.is_open:
+            return link
+        with self._relink_lock:
+            pauses = iter(RELINK_PAUSES_S)
+            while True:
+                if self._lost is not None:
+                    raise BoxLost(self._lost.reason, self._lost.detail)
+                if self._link is not None and self._link.is_open:
+                    return self._link
+                time.sleep(next(pauses, RELINK_PAUSES_S[-1]))
+                self._try_relink(deadline)
+
+    def _try_relink(self, deadline: float) -> None:
+        try:
+            fate = self._container.fate()
+            if fate is not None:
+                self._lose(*fate)
+                return
+            self._connect()
+        except EngineUnavailable as error:
+            if time.monotonic() > deadline:
+                raise BoxLost(LossReason.ENGINE, str(error)) from error
+        except (LinkClosed, LinkTimeout) as error:
+            if isinstance(error, LinkClosed) and error.violation:
+                self._lose(LossReason.PROTOCOL, error.violation)
+            elif time.monotonic() > deadline:
+                self._lose(LossReason.PROTOCOL, "the guest does not answer")
+        except (replies.BadReply, GuestRefused) as error:
+            self._lose(LossReason.PROTOCOL, f"bad answer to hello: {error}")
+
+    def _connect(self) -> GuestInfo:
+        link = Link(self._container.connect(), self.box_id, self._heard)
+        try:
+            frame = link.ask(self._hello, b"", HELLO_TIMEOUT_S)
+            replies.check_refusal(frame)
+            info = replies.parse_info(frame)
+            if info.protocol != PROTOCOL:
+                raise replies.BadReply(f"the guest speaks protocol {info.protocol}, not {PROTOCOL}")
+        except BaseException:
+            link.close()
+            raise
+        self.is_frozen = info.frozen
+        self._link = link
+        self.info = info
+        return info
+
+    def _first_hello(self) -> GuestInfo:
+        self._live_link(time.monotonic() + RELINK_S)
+        return self.info
+
+    def _heard(self, head: dict[str, Any]) -> None:
+        self.is_frozen = head.get("frozen") is True
+
+    def _lose(self, reason: LossReason, detail: str) -> BoxLost:
+        """Remember that the box is gone, and make sure that it is; the error to raise."""
+        with self._lock:
+            first = self._lost is None
+            if self._lost is None:
+                self._lost = BoxLost(reason, detail)
+            lost = self._lost
+        if first:
+            if self._link is not None:
+                self._link.close()
+            try:
+                self._container.remove()
+            except EngineUnavailable:
+                # The dead-man timer ends it, or the next sweep does.
+                pass
+            self._on_gone(self)
+        return BoxLost(lost.reason, lost.detail)
+
+
+def _mark(op: Op, mark: CallMark) -> dict[str, Any]:
+    return {"op": op, **asdict(mark)}
+
+
+def _expected(version: Version | None) -> dict[str, Any] | None:
+    return None if version is None else asdict(version)
+
+
+def _nothing(_: Frame) -> None:
+    return None

@@ -1,11 +1,36 @@
-"""Boxes from the Docker engine (skeleton: the methods and types stand, bodies follow)."""
+"""Boxes from the Docker engine: started, proven, adopted, removed. The only module that knows Docker."""
 
-from dataclasses import dataclass
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import docker
+import requests.exceptions
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import LogConfig, Mount, Ulimit
+
+from sandbox import controls, wire
 from sandbox.box import Box
-from sandbox.record import BoxRecord
+from sandbox.deaths import Deaths
+from sandbox.engine_stream import ExecStream
+from sandbox.errors import EngineUnavailable, ImageMissing, LossReason, SandboxError
+from sandbox.guest_folder import command_line
+from sandbox.record import BoxRecord, RecordStore
+from sandbox.requests import CallMark, RunRequest
 from sandbox.spec import BoxSpec
+
+CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN"]
+"""For the spawner and the guest: to become the agent, to end its processes, to give it its home."""
+LABEL, NODE_LABEL, BOX_LABEL, BORN_LABEL, PROFILE_LABEL = (
+    "sandhog", "sandhog.node", "sandhog.box", "sandhog.born", "sandhog.profile",
+)  # fmt: skip
+NAME_PREFIX = "sandhog-"
+PROBE_TIMEOUT_MS = 10_000
 
 
 @dataclass(frozen=True)
@@ -20,35 +45,347 @@ class EngineSettings:
     base_url: str | None = None
     """The engine's address; None is DOCKER_HOST or the local socket."""
     timeout_s: float = 60.0
+    """For one request to the engine."""
     heartbeat_s: float = 2.0
+    max_connections: int = 1024
+    may_thaw: Callable[[Box], bool] = field(default=lambda _: True)
+    """Asked when a box froze by itself for want of heartbeats and they come again: is it still ours?"""
+    clock: Callable[[], float] = time.time
+    new_id: Callable[[], str] = field(default=lambda: secrets.token_hex(6))
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn the engine's errors into ours."""
+    try:
+        yield
+    except ImageNotFound as error:
+        raise ImageMissing(f"{what}: {error.explanation}") from error
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise EngineUnavailable(f"{what}: {error}") from error
+
+
+class DockerContainer:
+    """One container as its box needs it."""
+
+    def __init__(self, client: docker.APIClient, name: str, deaths: Deaths) -> None:
+        self._client = client
+        self._name = name
+        self._deaths = deaths
+
+    def connect(self) -> ExecStream:
+        """A new stream to the guest, through a relay executed in the container."""
+        with translated(f"link to {self._name}"):
+            created = self._client.exec_create(self._name, command_line("relay"), stdin=True, user="0:0", workdir="/")
+            return ExecStream(self._client.exec_start(created["Id"], socket=True))
+
+    def fate(self) -> tuple[LossReason, str] | None:
+        """Why the container is gone; None while it runs."""
+        try:
+            with translated(f"state of {self._name}"):
+                state = self._client.inspect_container(self._name)["State"]
+        except EngineUnavailable as error:
+            if isinstance(error.__cause__, NotFound):
+                return self._deaths.reason(self._name)
+            raise
+        if state["Running"]:
+            return None
+        if state.get("OOMKilled"):
+            return LossReason.OOM, "the box's memory limit ended its guest"
+        return self._deaths.reason(self._name)
+
+    def remove(self) -> None:
+        """End and remove the container."""
+        remove_container(self._client, self._name)
+
+
+def remove_container(client: docker.APIClient, name: str) -> None:
+    """End and remove a container; it may be gone, or going, already."""
+    try:
+        with translated(f"removal of {name}"):
+            client.remove_container(name, force=True, v=True)
+    except EngineUnavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, NotFound) or (isinstance(cause, APIError) and cause.status_code == 409):
+            return
+        raise
 
 
 class DockerEngine:
-    """Starts, adopts and removes boxes of one node."""
+    """Starts, adopts and removes boxes of one node. Thread-safe."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        raise NotImplementedError
+        """Connect to the engine.
+
+        Raises:
+            EngineUnavailable: it does not answer.
+        """
+        self._settings = settings
+        self._records = RecordStore(settings.records_dir)
+        with translated("connection to the engine"):
+            self._client = docker.APIClient(
+                base_url=settings.base_url,
+                version="auto",
+                timeout=settings.timeout_s,
+                num_pools=8,
+                max_pool_size=settings.max_connections,
+                **({} if settings.base_url else docker.utils.kwargs_from_env()),
+            )
+        self._boxes: dict[str, Box] = {}
+        self._starting: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._deaths = Deaths(self._subscribe)
+        self._heart = threading.Thread(target=self._beat, name="box-heartbeat", daemon=True)
+        self._heart.start()
 
     def start(self, spec: BoxSpec, session: str, generation: int) -> Box:
-        """A new box, proven to hold its controls."""
-        raise NotImplementedError
+        """A new box, proven to hold its controls. A failed start leaves nothing.
+
+        Raises:
+            ImageMissing: the image is not on this engine.
+            ControlNotEnforced: a control does not hold inside.
+            EngineUnavailable: the engine failed.
+            BoxLost: the box ended before it was ready.
+        """
+        with translated(f"image {spec.image}"):
+            image = self._client.inspect_image(spec.image)
+        image_env = _parse_env(image.get("Config", {}).get("Env") or [])
+        box_id = self._settings.new_id()
+        now = self._settings.clock()
+        record = BoxRecord(
+            box_id=box_id,
+            container=NAME_PREFIX + box_id,
+            node=self._settings.node,
+            session=session,
+            generation=generation,
+            born=now,
+            expires=now + spec.lifetime_s,
+            image=image["Id"],
+            workspace_dir=str(spec.workspace_dir),
+            spill_dir=str(spec.spill_dir),
+            uid=spec.uid,
+            gid=spec.gid,
+            profile=spec.profile,
+        )
+        self._starting.add(box_id)
+        try:
+            self._records.save(record)
+            with translated(f"start of box {box_id}"):
+                self._create(spec, record, list(image_env))
+                self._client.start(record.container)
+            box = self._link(record, (image_env, spec.env))
+            self._prove(box, spec)
+        except BaseException:
+            self._discard(record)
+            raise
+        finally:
+            self._starting.discard(box_id)
+        return box
+
+    def _create(self, spec: BoxSpec, record: BoxRecord, image_env_names: list[str]) -> None:
+        limits = spec.limits
+        host_config = self._client.create_host_config(
+            mounts=_mounts(spec, self._settings.guest_folder),
+            tmpfs={wire.SOCKET_DIR: "size=1m,mode=0700"},
+            init=True,
+            auto_remove=True,
+            cap_drop=["ALL"],
+            cap_add=CAPABILITIES,
+            security_opt=["no-new-privileges:true"],
+            network_mode="none",
+            ipc_mode="private",
+            mem_limit=limits.memory_bytes,
+            memswap_limit=limits.memory_bytes,
+            nano_cpus=int(limits.cpus * 1e9),
+            pids_limit=limits.pids,
+            shm_size=limits.shm_bytes,
+            ulimits=[
+                Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
+                Ulimit(name="core", soft=0, hard=0),
+            ],
+            log_config=LogConfig(type="none"),
+            runtime=spec.runtime,
+        )
+        guest = command_line("guest", str(spec.uid), str(spec.gid), str(spec.freeze_s))
+        self._client.create_container(
+            record.image,
+            name=record.container,
+            entrypoint=command_line("spawner", str(spec.uid), str(spec.gid), str(spec.dead_man_s), *guest),
+            command=[],
+            # A name without a value takes the image's variable away: nothing of the image reaches loader or guest.
+            environment=image_env_names,
+            user="0:0",
+            working_dir="/",
+            hostname="box",
+            healthcheck={"test": ["NONE"]},
+            labels={
+                LABEL: "1",
+                NODE_LABEL: record.node,
+                BOX_LABEL: record.box_id,
+                BORN_LABEL: str(int(record.born)),
+                PROFILE_LABEL: record.profile,
+            },
+            host_config=host_config,
+        )
+
+    def _link(self, record: BoxRecord, env: tuple[Any, Any] | None) -> Box:
+        container = DockerContainer(self._client, record.container, self._deaths)
+        box = Box(record.box_id, container, env, self._forget)
+        with self._lock:
+            self._boxes[record.box_id] = box
+        return box
+
+    def _prove(self, box: Box, spec: BoxSpec) -> None:
+        mark = CallMark(key="sandhog-probe", digest="", session="sandhog-probe", generation=0, step=0)
+        answer = box.run(RunRequest(mark, argv=controls.PROBE_ARGV, cwd="/", timeout_ms=PROBE_TIMEOUT_MS))
+        controls.check(spec, box.info, answer.stdout.text())
+
+    def _discard(self, record: BoxRecord) -> None:
+        """Take back a start that failed."""
+        with self._lock:
+            box = self._boxes.pop(record.box_id, None)
+        if box is not None:
+            box.let_go()
+        try:
+            remove_container(self._client, record.container)
+        except EngineUnavailable:
+            # The record stays, so that a sweep removes the container when the engine is back.
+            return
+        self._records.remove(record.box_id)
+
+    def _forget(self, box: Box) -> None:
+        with self._lock:
+            self._boxes.pop(box.box_id, None)
+        self._records.remove(box.box_id)
 
     def renew(self, box: Box, session: str, generation: int, lifetime_s: float) -> None:
-        """Write into the box's record who has it, and until when."""
-        raise NotImplementedError
+        """Write into the box's record who has it, and until when.
+
+        Raises:
+            SandboxError: the box has no record.
+        """
+        record = self._records.load(box.box_id)
+        if record is None:
+            raise SandboxError(f"box {box.box_id} has no record")
+        expires = self._settings.clock() + lifetime_s
+        self._records.save(replace(record, session=session, generation=generation, expires=expires))
 
     def adopt(self) -> list[tuple[BoxRecord, Box]]:
-        """This node's running boxes that have a record, linked again; its other containers are removed."""
-        raise NotImplementedError
+        """This node's running boxes that have a valid record, linked again; its other containers are removed.
+
+        Raises:
+            EngineUnavailable.
+        """
+        adopted = []
+        for box_id, state in self._containers().items():
+            if box_id in self._boxes or box_id in self._starting:
+                continue
+            record = self._records.load(box_id)
+            if state != "running" or record is None or record.expires < self._settings.clock():
+                self._remove(box_id)
+                continue
+            try:
+                adopted.append((record, self._link(record, None)))
+            except SandboxError:
+                self._remove(box_id)
+        self._drop_orphan_records()
+        return adopted
 
     def sweep(self) -> int:
-        """Remove what no one owns; how many containers and records were removed."""
-        raise NotImplementedError
+        """Remove this node's containers that are no box of ours, ended or expired, and records without a container.
+
+        Raises:
+            EngineUnavailable.
+        """
+        removed = 0
+        for box_id, state in self._containers().items():
+            if box_id in self._starting:
+                continue
+            record = self._records.load(box_id)
+            is_due = record is None or record.expires < self._settings.clock()
+            if state != "running" or is_due or box_id not in self._boxes:
+                box = self._boxes.get(box_id)
+                if box is not None:
+                    box.close()
+                self._remove(box_id)
+                removed += 1
+        return removed + self._drop_orphan_records()
+
+    def _containers(self) -> dict[str, str]:
+        """State of each container of this node by box id."""
+        with translated("list of boxes"):
+            found = self._client.containers(all=True, filters={"label": f"{NODE_LABEL}={self._settings.node}"})
+        return {container["Labels"][BOX_LABEL]: container["State"] for container in found}
+
+    def _remove(self, box_id: str) -> None:
+        remove_container(self._client, NAME_PREFIX + box_id)
+        self._records.remove(box_id)
+
+    def _drop_orphan_records(self) -> int:
+        living = self._containers()
+        orphans = [
+            box_id for box_id in self._records.box_ids() if box_id not in living and box_id not in self._starting
+        ]
+        for box_id in orphans:
+            self._records.remove(box_id)
+        return len(orphans)
 
     def image_exists(self, ref: str) -> bool:
-        """True when the image is on this engine."""
-        raise NotImplementedError
+        """True when the image is on this engine.
+
+        Raises:
+            EngineUnavailable.
+        """
+        try:
+            with translated(f"image {ref}"):
+                self._client.inspect_image(ref)
+        except ImageMissing:
+            return False
+        return True
 
     def close(self) -> None:
-        """Stop heartbeats and close links. Boxes live on until their dead-man timer."""
-        raise NotImplementedError
+        """Stop heartbeats and close links. Boxes live on until they are adopted or their dead-man timer ends them."""
+        self._closed.set()
+        self._deaths.close()
+        with self._lock:
+            boxes = list(self._boxes.values())
+            self._boxes.clear()
+        for box in boxes:
+            box.let_go()
+        self._heart.join(self._settings.timeout_s)
+        self._client.close()
+
+    def _subscribe(self) -> Any:
+        filters = {"label": f"{NODE_LABEL}={self._settings.node}", "event": ["oom", "die", "kill"]}
+        return self._client.events(decode=True, filters=filters)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._settings.heartbeat_s):
+            with self._lock:
+                boxes = list(self._boxes.values())
+            for box in boxes:
+                box.beat()
+                if box.is_frozen and not box.wants_frozen and self._settings.may_thaw(box):
+                    threading.Thread(target=_thaw, args=(box,), name=f"thaw-{box.box_id}", daemon=True).start()
+
+
+def _thaw(box: Box) -> None:
+    try:
+        box.thaw()
+    except SandboxError:
+        # The box is lost; whoever uses it hears of it.
+        return
+
+
+def _mounts(spec: BoxSpec, guest_folder: Path) -> list[Mount]:
+    """Bind mounts; a source that does not exist is an error, never made."""
+    return [
+        Mount(wire.GUEST_FOLDER, str(guest_folder), type="bind", read_only=True),
+        Mount(wire.WORKSPACE, str(spec.workspace_dir.absolute()), type="bind"),
+        Mount(wire.SPILL, str(spec.spill_dir.absolute()), type="bind", read_only=True),
+    ]
+
+
+def _parse_env(lines: list[str]) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in lines if "=" in line)

@@ -1,0 +1,84 @@
+"""Why containers ended, from the engine's events: an ended box is removed at once, so it cannot be asked later."""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sandbox.errors import LossReason
+
+REMEMBERED = 1000
+OOM_WINDOW_S = 5.0
+WAIT_S = 1.0
+RECONNECT_S = 1.0
+DEAD_MAN_EXIT = 142
+SIGKILL_EXIT = 137
+
+
+class Deaths:
+    """Listens to the events of one node's containers in a thread of its own."""
+
+    def __init__(self, subscribe: Callable[[], Any]) -> None:
+        """`subscribe` opens the stream of events: an iterator with `close`; it may raise anything."""
+        self._subscribe = subscribe
+        self._stream: Any = None
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._deaths: OrderedDict[str, tuple[LossReason, str]] = OrderedDict()
+        self._ooms: OrderedDict[str, float] = OrderedDict()
+        self._kills: OrderedDict[str, str] = OrderedDict()
+        self._thread = threading.Thread(target=self._listen, name="engine-events", daemon=True)
+        self._thread.start()
+
+    def reason(self, name: str, wait_s: float = WAIT_S) -> tuple[LossReason, str]:
+        """Why the container ended; waits a moment for the event."""
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._deaths, wait_s)
+            return self._deaths.get(name, (LossReason.ENDED, "the container is gone"))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self._stream = self._subscribe()
+                for event in self._stream:
+                    self._take(event)
+            except Exception:
+                # The engine is away or the stream was closed; what is missed meanwhile is only a less exact reason.
+                self._closed.wait(RECONNECT_S)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        attributes = event.get("Actor", {}).get("Attributes", {})
+        name, action = attributes.get("name", ""), event.get("Action", "")
+        with self._changed:
+            if action == "oom":
+                _remember(self._ooms, name, time.monotonic())
+            elif action == "kill":
+                _remember(self._kills, name, attributes.get("signal", ""))
+            elif action == "die":
+                _remember(self._deaths, name, self._explain(name, attributes.get("exitCode", "")))
+                self._changed.notify_all()
+
+    def _explain(self, name: str, exit_code: str) -> tuple[LossReason, str]:
+        if name in self._kills:
+            return LossReason.KILLED, f"the container was killed (signal {self._kills[name]})"
+        if exit_code == str(SIGKILL_EXIT) and time.monotonic() - self._ooms.get(name, -1e9) < OOM_WINDOW_S:
+            return LossReason.OOM, "the box's memory limit ended its guest"
+        if exit_code == str(SIGKILL_EXIT):
+            return LossReason.KILLED, "the main process of the container was killed"
+        if exit_code == str(DEAD_MAN_EXIT):
+            return LossReason.ENDED, "no heartbeat reached the box for too long"
+        return LossReason.ENDED, f"the container ended with exit code {exit_code}"
+
+
+def _remember(table: "OrderedDict[str, Any]", name: str, value: Any) -> None:
+    table[name] = value
+    table.move_to_end(name)
+    while len(table) > REMEMBERED:
+        table.popitem(last=False)

@@ -1,0 +1,68 @@
+"""Bytes to and from a relay that the Docker engine executes in a box."""
+
+import socket
+from typing import Any
+
+_HEADER_BYTES = 8
+_STDOUT, _STDERR = 1, 2
+READ_BYTES = 256 * 1024
+MAX_ERROR_BYTES = 2000
+
+
+class ExecStream:
+    """The hijacked connection of one `exec`: raw bytes in, the engine's framed streams out."""
+
+    def __init__(self, connection: Any) -> None:
+        """`connection` is what `exec_start(socket=True)` gives: a SocketIO around the socket."""
+        self._connection = connection
+        self._socket: socket.socket = connection._sock
+        self._socket.settimeout(None)
+        self._header = b""
+        self._left = 0
+        self._kind = 0
+        self.errors = b""
+        """What the relay printed on its standard error, the first of it."""
+
+    def recv(self) -> bytes:
+        """The next bytes of the relay's standard output; empty at the end."""
+        while data := self._socket.recv(READ_BYTES):
+            out = self._split(data)
+            if out:
+                return out
+        return b""
+
+    def send_all(self, data: bytes) -> None:
+        """Send everything to the relay's standard input."""
+        self._socket.sendall(data)
+
+    def close(self) -> None:
+        """Close the connection; the relay sees the end of its input."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        # The SocketIO holds the socket open: both have to be closed.
+        self._connection.close()
+        self._socket.close()
+
+    def _split(self, data: bytes) -> bytes:
+        """Take the engine's 8-byte headers out (stream, three zeros, length)."""
+        out: list[bytes] = []
+        position = 0
+        while position < len(data):
+            if self._left == 0:
+                taken = data[position : position + _HEADER_BYTES - len(self._header)]
+                self._header += taken
+                position += len(taken)
+                if len(self._header) == _HEADER_BYTES:
+                    self._kind, self._left = self._header[0], int.from_bytes(self._header[4:], "big")
+                    self._header = b""
+                continue
+            piece = data[position : position + self._left]
+            position += len(piece)
+            self._left -= len(piece)
+            if self._kind == _STDOUT:
+                out.append(piece)
+            else:
+                self.errors = (self.errors + piece)[:MAX_ERROR_BYTES]
+        return out[0] if len(out) == 1 else b"".join(out)

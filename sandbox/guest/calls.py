@@ -1,0 +1,141 @@
+"""The table of calls: what makes a call run at most once, and its answer fetchable until the next step."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.guest.refusal import Refusal
+from sandbox.wire import WORKSPACE, RefusalCode
+
+KEPT_BYTES = 32 * 1024 * 1024
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+class Mark:
+    """Which call a request belongs to, as it came over the link."""
+
+    __slots__ = ("digest", "generation", "join", "key", "session", "step")
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        try:
+            self.key = str(head["key"])
+            self.digest = str(head["digest"])
+            self.session = str(head["session"])
+            self.generation = int(head["generation"])
+            self.step = int(head["step"])
+            self.join = bool(head["join"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refusal(RefusalCode.INVALID_PARAM, f"mark of the call is incomplete: {error!r}") from None
+
+
+class Session:
+    """What the guest knows of one conversation."""
+
+    __slots__ = ("calls", "cwd", "generation", "step")
+
+    def __init__(self) -> None:
+        self.cwd = WORKSPACE
+        self.generation = -1
+        self.step = -1
+        self.calls: dict[str, Call] = {}
+
+
+class Call:
+    """A call that was claimed: running, answered, or answered and dropped."""
+
+    __slots__ = ("answer", "dropped", "mark", "waiters")
+
+    def __init__(self, mark: Mark, request_id: int) -> None:
+        self.mark = mark
+        self.waiters = [request_id]
+        self.answer: Answer | None = None
+        self.dropped = False
+
+
+class Calls:
+    """Sessions and calls of this box."""
+
+    def __init__(self, send: Callable[[int, Answer], None]) -> None:
+        self._send = send
+        self._sessions: dict[str, Session] = {}
+        self._calls: dict[str, Call] = {}
+        self._kept: dict[str, int] = {}
+        self._kept_bytes = 0
+
+    def session(self, name: str) -> Session:
+        """The session, made when it is new."""
+        return self._sessions.setdefault(name, Session())
+
+    def begin_step(self, name: str, generation: int, step: int) -> None:
+        """Take note of the session's step; answers of earlier ones are dropped.
+
+        Raises:
+            Refusal: STALE.
+        """
+        session = self.session(name)
+        if (generation, step) == (session.generation, session.step):
+            return
+        if generation < session.generation or (generation == session.generation and step < session.step):
+            raise Refusal(
+                RefusalCode.STALE,
+                f"generation {generation} step {step} came after generation {session.generation} step {session.step}",
+            )
+        session.generation, session.step = generation, step
+        for call in [call for call in session.calls.values() if call.mark.step < step and call.answer]:
+            self._forget(session, call)
+
+    def claim(self, mark: Mark, request_id: int) -> Call | None:
+        """The new call to run, or None when it is known: its answer goes to this request, now or when it ends.
+
+        Raises:
+            Refusal: CALL_MISMATCH, UNKNOWN_CALL, ANSWER_DROPPED, STALE.
+        """
+        known = self._calls.get(mark.key)
+        if known is None:
+            if mark.join:
+                raise Refusal(RefusalCode.UNKNOWN_CALL, "this box does not know the call")
+            self.begin_step(mark.session, mark.generation, mark.step)
+            call = Call(mark, request_id)
+            self._calls[mark.key] = call
+            self.session(mark.session).calls[mark.key] = call
+            return call
+        if known.mark.digest != mark.digest:
+            raise Refusal(RefusalCode.CALL_MISMATCH, "the call key is known with other arguments")
+        if known.dropped:
+            raise Refusal(RefusalCode.ANSWER_DROPPED, "the call ran; its answer is no longer kept")
+        if known.answer is not None:
+            self._send(request_id, known.answer)
+        else:
+            known.waiters.append(request_id)
+        return None
+
+    def finish(self, call: Call, answer: Answer) -> None:
+        """Keep the answer and give it to whoever waits."""
+        call.answer = answer
+        for request_id in call.waiters:
+            self._send(request_id, answer)
+        call.waiters = []
+        session = self.session(call.mark.session)
+        if call.mark.step < session.step:
+            self._forget(session, call)
+            return
+        size = len(answer[1]) + 1024
+        self._kept[call.mark.key] = size
+        self._kept_bytes += size
+        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            self._kept_bytes -= self._kept.pop(oldest)
+            # The key stays known, so that the call is not run again.
+            self._calls[oldest].dropped = True
+            self._calls[oldest].answer = ({}, b"")
+
+    def forget_waiters(self) -> None:
+        """The link is gone, and with it every request that waited."""
+        for call in self._calls.values():
+            call.waiters = []
+
+    def _forget(self, session: Session, call: Call) -> None:
+        key = call.mark.key
+        session.calls.pop(key, None)
+        self._calls.pop(key, None)
+        self._kept_bytes -= self._kept.pop(key, 0)

@@ -1,0 +1,214 @@
+"""Commands: started, listened to, ended with their whole tree."""
+
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.guest.calls import Answer, Call, Session
+from sandbox.guest.capture import STREAM_NAMES, Capture
+from sandbox.guest.loop import Loop, Timer
+from sandbox.guest.processes import kill_marked, signal_marked
+from sandbox.guest.spawning import Ended
+from sandbox.wire import OUT_CHUNK_BYTES, STREAM_THRESHOLD_BYTES
+
+READ_BYTES = OUT_CHUNK_BYTES
+DRAIN_BYTES = 1024 * 1024
+"""A pipe holds at most this much; a drain beyond it would follow a writer that goes on."""
+GRACE_S = 0.5
+GIVE_UP_S = 5.0
+KILL_AGAIN_S = 0.1
+
+
+class Output:
+    """The two pipes of a command: what is kept of them, and what is streamed to the host."""
+
+    def __init__(self, loop: Loop, keep_bytes: int, emit: Callable[[bytes], bool] | None) -> None:
+        self._loop = loop
+        self._emit = emit
+        self.captures = (Capture(keep_bytes), Capture(keep_bytes))
+        self._fds: dict[int, Capture] = {}
+        self._early: list[bytes] | None = [] if emit else None
+        self._early_bytes = 0
+        self._discarding = False
+        self._paused = False
+        self.streamed = False
+        self.complete = True
+
+    def attach(self, out: int, err: int) -> None:
+        """Start listening to the read ends."""
+        for fd, capture in zip((out, err), self.captures, strict=True):
+            self._fds[fd] = capture
+            self._loop.watch(fd, lambda _, fd=fd: self._read(fd))
+
+    @property
+    def is_open(self) -> bool:
+        """True while some process may still write."""
+        return bool(self._fds)
+
+    def pause(self) -> None:
+        """Stop reading: the host is behind."""
+        if self.streamed and not self._discarding and not self._paused:
+            self._paused = True
+            for fd in self._fds:
+                self._loop.change(fd, 0)
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._paused:
+            self._paused = False
+            for fd in self._fds:
+                self._loop.change(fd, select.EPOLLIN)
+
+    def drain(self) -> None:
+        """Take what is in the pipes now and keep no more; a later writer writes into nothing."""
+        for fd in list(self._fds):
+            os.set_blocking(fd, False)
+            taken = 0
+            while fd in self._fds and taken < DRAIN_BYTES:
+                size = self._read(fd)
+                if size == 0:
+                    break
+                taken += size
+        self.resume()
+        self._discarding = True
+
+    def close(self) -> None:
+        """Stop listening altogether."""
+        for fd in list(self._fds):
+            self._end(fd)
+
+    def _read(self, fd: int) -> int:
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            data = b""
+        if not data:
+            self._end(fd)
+        elif not self._discarding:
+            self._fds[fd].add(data)
+            if self._emit is not None:
+                self._stream(data)
+        return len(data)
+
+    def _end(self, fd: int) -> None:
+        self._loop.unwatch(fd)
+        os.close(fd)
+        del self._fds[fd]
+
+    def _stream(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early.append(data)
+            self._early_bytes += len(data)
+            if self._early_bytes <= STREAM_THRESHOLD_BYTES:
+                return
+            chunks, self._early = self._early, None
+            self.streamed = True
+        else:
+            chunks = [data]
+        assert self._emit is not None
+        for chunk in chunks:
+            if not self._emit(chunk):
+                self.complete = False
+
+
+class Command:
+    """One running command and, after its end, what it left in the background."""
+
+    def __init__(self, call: Call, session: Session, marker: int, output: Output, keeps_cwd: bool) -> None:
+        self.call = call
+        self.session = session
+        self.marker = marker
+        self.output = output
+        self.keeps_cwd = keeps_cwd
+        self.started = time.monotonic()
+        self.report_fd = -1
+        self.oom_kills_before = 0
+        self.timed_out = False
+        self.cancelled = False
+        self.killed_leftovers = False
+        self.ended: Ended | None = None
+        self.timer: Timer | None = None
+        self.frozen_left_s: float | None = None
+        self._kill_until = 0.0
+
+    def arm(self, loop: Loop, delay_s: float, callback: Callable[[], None]) -> None:
+        """Replace the command's timer."""
+        self.disarm()
+        self.timer = loop.after(delay_s, callback)
+
+    def disarm(self) -> None:
+        """No timer."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def freeze(self) -> None:
+        """Let the time limit stand still."""
+        if self.timer is not None and self.timer.callback is not None:
+            self.frozen_left_s = max(0.0, self.timer.due - time.monotonic())
+
+    def terminate(self, loop: Loop, give_up: Callable[[], None]) -> None:
+        """SIGTERM to the whole tree, SIGKILL after a grace time; `give_up` when even that is not seen to work."""
+        signal_marked(self.marker, signal.SIGTERM)
+        signal_marked(self.marker, signal.SIGCONT)
+        self._kill_until = time.monotonic() + GRACE_S + GIVE_UP_S
+        self.arm(loop, GRACE_S, lambda: self._kill(loop, give_up))
+
+    @property
+    def is_ending(self) -> bool:
+        """True after `terminate`."""
+        return self._kill_until > 0
+
+    def _kill(self, loop: Loop, give_up: Callable[[], None]) -> None:
+        kill_marked(self.marker)
+        if time.monotonic() > self._kill_until:
+            give_up()
+        else:
+            self.arm(loop, KILL_AGAIN_S, lambda: self._kill(loop, give_up))
+
+    def take_cwd(self) -> None:
+        """Read the report of the shell and set the session's cwd by it."""
+        os.set_blocking(self.report_fd, False)
+        try:
+            text = os.read(self.report_fd, 8192)
+        except OSError:
+            text = b""
+        os.close(self.report_fd)
+        self.report_fd = -1
+        path = text[:-1] if text.endswith(b"\n") else b""
+        if self.keeps_cwd and path.startswith(b"/") and len(path) <= 4096 and os.path.isdir(path):
+            self.session.cwd = os.fsdecode(path)
+
+    def answer(self, left_running: list[int], oom_kills: int) -> Answer:
+        """What the host hears of it."""
+        status = self.ended.status if self.ended is not None else None
+        head: dict[str, Any] = {
+            "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            "timed_out": self.timed_out,
+            "cancelled": self.cancelled,
+            "oom_kills": oom_kills - self.oom_kills_before,
+            "duration_ms": (time.monotonic() - self.started) * 1000,
+            "cwd": self.session.cwd,
+            "left_running": left_running[:100],
+            "leftover_id": self.call.mark.key if left_running else None,
+            "killed_leftovers": self.killed_leftovers,
+            "streamed": self.output.streamed,
+            "spill_complete": self.output.complete,
+        }
+        body = b""
+        for name, capture in zip(STREAM_NAMES, self.output.captures, strict=True):
+            head[name] = capture.summary()
+            body += b"".join(capture.parts())
+        return head, body
+
+
+def is_out_of_processes(ended: Ended) -> bool:
+    """True when the process table or the memory for a new process is full."""
+    return ended.what == "fork" and ended.error in (errno.EAGAIN, errno.ENOMEM)

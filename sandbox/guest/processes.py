@@ -1,0 +1,126 @@
+"""Which processes of the box belong to which call, and what the kernel says of the box."""
+
+import os
+import signal
+from contextlib import suppress
+
+MARKER_BASE = 0x40000000
+"""A call's marker is a supplementary group from here on: inherited by every child, and no child can drop it."""
+
+
+def marked_processes() -> dict[int, list[int]]:
+    """Living process ids by marker."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name[0] in "123456789":
+            marker = _marker_of(name)
+            if marker:
+                found.setdefault(marker, []).append(int(name))
+    return found
+
+
+def _marker_of(pid: str) -> int:
+    """The marker of a living process, 0 when it has none, is dead or a zombie."""
+    try:
+        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        text = os.read(fd, 4096)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    start = text.find(b"\nGroups:")
+    if start < 0 or b"\nState:\tZ" in text or b"\nState:\tX" in text:
+        return 0
+    groups = text[start + 8 : text.find(b"\n", start + 1)].split()
+    for group in groups:
+        number = int(group)
+        if number >= MARKER_BASE:
+            return number
+    return 0
+
+
+def signal_marked(marker: int | None, number: int) -> list[int]:
+    """Signal every living process of the marker (None: of any marker); the process ids that were there."""
+    found = marked_processes()
+    pids = found.get(marker, []) if marker is not None else [pid for group in found.values() for pid in group]
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
+    return pids
+
+
+def kill_marked(marker: int, rounds: int = 200) -> list[int]:
+    """SIGKILL until no process of the marker is found; what is left after so many rounds (normally nothing)."""
+    left: list[int] = []
+    for _ in range(rounds):
+        left = signal_marked(marker, signal.SIGKILL)
+        if not left:
+            break
+    return left
+
+
+class Kernel:
+    """Counters and limits of the box's own control group, version 1 or 2; absent ones are None."""
+
+    def __init__(self) -> None:
+        self._tasks_fd = _open_first("/sys/fs/cgroup/pids/pids.current", "/sys/fs/cgroup/pids.current")
+        self._oom_fd = _open_first("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
+
+    def task_count(self) -> int | None:
+        """Processes and threads in the box, zombies too."""
+        if self._tasks_fd is None:
+            return None
+        return int(os.pread(self._tasks_fd, 32, 0))
+
+    def oom_kills(self) -> int:
+        """How many processes were killed for memory since the box began."""
+        if self._oom_fd is None:
+            return 0
+        text = os.pread(self._oom_fd, 512, 0)
+        start = text.find(b"oom_kill ")
+        return int(text[start + 9 :].split(None, 1)[0]) if start >= 0 else 0
+
+
+def _open_first(*paths: str) -> int | None:
+    for path in paths:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return None
+
+
+_FACT_FILES = {
+    "pids_max": ("/sys/fs/cgroup/pids/pids.max", "/sys/fs/cgroup/pids.max"),
+    "memory_max": ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.max"),
+    "swap_max": ("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes", "/sys/fs/cgroup/memory.swap.max"),
+    "cpu_quota": ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu.max"),
+    "cpu_period": ("/sys/fs/cgroup/cpu/cpu.cfs_period_us",),
+}
+
+
+def facts(guest_folder: str, workspace: str, spill: str) -> dict[str, str]:
+    """What holds for the box as seen from inside, by name; what cannot be seen is missing."""
+    seen: dict[str, str] = {}
+    for name, paths in _FACT_FILES.items():
+        for path in paths:
+            try:
+                with open(path, encoding="ascii") as file:
+                    seen[name] = file.read(256).strip()
+                break
+            except OSError:
+                continue
+    with open("/proc/net/dev", encoding="ascii", errors="replace") as file:
+        names = [line.split(":")[0].strip() for line in file.readlines()[2:]]
+    seen["interfaces"] = " ".join(sorted(names))
+    for name, path in (("guest_folder", guest_folder), ("workspace", workspace), ("spill", spill)):
+        seen[f"{name}_mount"] = "ro" if os.statvfs(path).f_flag & os.ST_RDONLY else "rw"
+    try:
+        shm = os.statvfs("/dev/shm")
+        seen["shm_bytes"] = str(shm.f_blocks * shm.f_frsize)
+    except OSError:
+        pass
+    return seen

@@ -1,0 +1,294 @@
+"""Runs commands for the server: request in, answer into the table of calls."""
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.guest.calls import Call, Calls
+from sandbox.guest.commands import Command, Output, is_out_of_processes
+from sandbox.guest.loop import Loop
+from sandbox.guest.processes import MARKER_BASE, Kernel, kill_marked, marked_processes, signal_marked
+from sandbox.guest.refusal import Refusal, from_os_error
+from sandbox.guest.spawning import Ended, SpawnerLink
+from sandbox.wire import HOME, MAX_COMMAND_BYTES, MAX_KEEP_BYTES, WORKSPACE, Frame, RefusalCode
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh", "/bin/ash", "/bin/busybox")
+# The text is an argument and is never changed; the trap reports the cwd on a descriptor of ours. Works in ash too.
+WRAPPER = "trap '{ pwd >&9; } 2>/dev/null' EXIT; eval \"$1\""
+
+_NONINTERACTIVE = {
+    "HOME": HOME,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "MANPAGER": "cat",
+    "EDITOR": "false",
+    "VISUAL": "false",
+    "GIT_EDITOR": "false",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "true",
+    "GIT_AUTHOR_NAME": "agent",
+    "GIT_AUTHOR_EMAIL": "agent@localhost",
+    "GIT_COMMITTER_NAME": "agent",
+    "GIT_COMMITTER_EMAIL": "agent@localhost",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "PIP_NO_INPUT": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def find_shell() -> str:
+    """The shell of the image, bash if it has one; "" when there is none."""
+    return next((path for path in SHELLS if os.access(path, os.X_OK)), "")
+
+
+class Runner:
+    """All commands of the box, running ones and what ended ones left in the background."""
+
+    def __init__(self, loop: Loop, spawner: SpawnerLink, calls: Calls, emit: Callable[[Call, bytes], bool]) -> None:
+        self._loop = loop
+        self._spawner = spawner
+        self._calls = calls
+        self._emit = emit
+        self._kernel = Kernel()
+        self._running: dict[str, Command] = {}
+        self._leftovers: dict[str, Command] = {}
+        self._last_marker = MARKER_BASE
+        self._idle_tasks: int | None = None
+        self._env = dict(_NONINTERACTIVE, PATH=DEFAULT_PATH)
+        self.shell = find_shell()
+        self.is_frozen = False
+
+    def set_environment(self, image: dict[str, str], wanted: dict[str, str]) -> None:
+        """What commands see: the image's variables, ours over them, the wanted ones over all."""
+        self._env = {"PATH": DEFAULT_PATH, **image, **_NONINTERACTIVE, **wanted}
+
+    def start(self, call: Call, frame: Frame) -> None:
+        """Begin the command of a claimed call.
+
+        Raises:
+            Refusal: it cannot be run; nothing was started.
+        """
+        head = frame.head
+        session = self._calls.session(call.mark.session)
+        if self.is_frozen:
+            raise Refusal(RefusalCode.FROZEN, "commands of this box stand still")
+        cwd = os.path.join(session.cwd, head["cwd"]) if head["cwd"] else session.cwd
+        argv, executables = self._argv(head["argv"], frame.body)
+        env = {**self._env, "PWD": cwd, **head["env"]}
+        packed = (
+            [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()],
+            os.fsencode(cwd),
+        )
+        keep_bytes = min(max(0, int(head["keep_bytes"])), MAX_KEEP_BYTES)
+        emit = (lambda data: self._emit(call, data)) if head["stream"] else None
+        self._last_marker += 1
+        command = Command(call, session, self._last_marker, Output(self._loop, keep_bytes, emit), head["argv"] is None)
+        command.oom_kills_before = self._kernel.oom_kills()
+        self._spawn(command, (argv, executables, *packed))
+        self._running[call.mark.key] = command
+        command.arm(self._loop, int(head["timeout_ms"]) / 1000, lambda: self._expire(command))
+
+    def _argv(self, argv: list[str] | None, body: bytes) -> tuple[list[bytes], list[bytes]]:
+        if argv is None:
+            if not self.shell:
+                raise Refusal(RefusalCode.NO_SHELL, "the image has no shell")
+            if len(body) > MAX_COMMAND_BYTES:
+                raise Refusal(
+                    RefusalCode.INVALID_PARAM,
+                    f"the command has {len(body)} bytes, at most {MAX_COMMAND_BYTES} go: write a file and run that",
+                )
+            if b"\0" in body:
+                raise Refusal(RefusalCode.INVALID_PARAM, "the command has a NUL byte")
+            shell = self.shell.encode()
+            name = [b"sh"] if shell.endswith(b"busybox") else [os.path.basename(shell)]
+            return [*name, b"-c", WRAPPER.encode(), *name, body], [shell]
+        packed = [os.fsencode(text) for text in argv]
+        if not packed or any(b"\0" in text for text in packed):
+            raise Refusal(RefusalCode.INVALID_PARAM, "argv is empty or has a NUL byte")
+        if b"/" in packed[0]:
+            return packed, [packed[0]]
+        return packed, [os.path.join(os.fsencode(place), packed[0]) for place in self._env["PATH"].split(":")]
+
+    def _spawn(self, command: Command, what: tuple[Any, ...]) -> None:
+        pipes: list[int] = []
+        try:
+            for _ in range(3):
+                pipes += os.pipe2(os.O_CLOEXEC)
+            self._spawner.spawn(
+                (*what, command.marker), (pipes[1], pipes[3], pipes[5]), lambda ended: self._end(command, ended, what)
+            )
+        except OSError as error:
+            for fd in pipes[::2]:
+                os.close(fd)
+            refusal = from_os_error(error, "cannot start the command")
+            if error.errno == errno.EMSGSIZE:
+                refusal = Refusal(RefusalCode.INVALID_PARAM, "command, arguments and environment are too long together")
+            raise refusal from None
+        finally:
+            for fd in pipes[1::2]:
+                os.close(fd)
+        command.report_fd = pipes[4]
+        command.output.attach(pipes[0], pipes[2])
+
+    def _end(self, command: Command, ended: Ended, what: tuple[Any, ...]) -> None:
+        """The command's own process ended, or could not be started."""
+        if command.call.mark.key not in self._running:
+            return
+        if ended.what:
+            self._failed(command, ended, what)
+            return
+        command.ended = ended
+        if command.is_ending:
+            kill_marked(command.marker)
+        command.output.drain()
+        command.take_cwd()
+        self._finish(command)
+
+    def _failed(self, command: Command, ended: Ended, what: tuple[Any, ...]) -> None:
+        command.output.close()
+        os.close(command.report_fd)
+        if is_out_of_processes(ended) and not command.killed_leftovers and self._kill_leftovers():
+            command.killed_leftovers = True
+            try:
+                self._spawn(command, what)
+            except Refusal as refusal:
+                self._refuse(command, refusal)
+            return
+        path = os.fsdecode(what[3] if ended.what == "cwd" else what[0][0])
+        message = f"{'cannot go to the working directory' if ended.what == 'cwd' else 'cannot run'} {path}"
+        if ended.what == "cwd" and command.session.cwd == path:
+            command.session.cwd = WORKSPACE
+            message += f" (the session is now back in {WORKSPACE})"
+        self._refuse(command, from_os_error(OSError(ended.error, os.strerror(ended.error)), message))
+
+    def _refuse(self, command: Command, refusal: Refusal) -> None:
+        command.disarm()
+        self._running.pop(command.call.mark.key, None)
+        self._calls.finish(command.call, ({"refused": refusal.code, "message": refusal.message}, b""))
+
+    def _finish(self, command: Command) -> None:
+        """Answer; what the command left running stays known."""
+        command.disarm()
+        self._running.pop(command.call.mark.key, None)
+        left = self._left_running(command.marker)
+        if left:
+            self._leftovers[command.call.mark.key] = command
+        else:
+            command.output.close()
+        self._calls.finish(command.call, command.answer(left, self._kernel.oom_kills()))
+
+    def _left_running(self, marker: int) -> list[int]:
+        """Processes of the marker; looked for only when the kernel counts more than when the box was idle."""
+        tasks = self._kernel.task_count()
+        if tasks is not None and tasks == self._idle_tasks and not self._running and not self._leftovers:
+            return []
+        found = marked_processes()
+        for key in [key for key, command in self._leftovers.items() if command.marker not in found]:
+            self._leftovers.pop(key).output.close()
+        if not found and not self._running:
+            self._idle_tasks = tasks
+        return found.get(marker, [])
+
+    def forget_idle_count(self) -> None:
+        """The number of our own processes changed (another relay)."""
+        self._idle_tasks = None
+
+    def _kill_leftovers(self) -> bool:
+        leftovers = list(self._leftovers.values())
+        for command in leftovers:
+            kill_marked(command.marker)
+            command.output.close()
+        self._leftovers.clear()
+        return bool(leftovers)
+
+    def _expire(self, command: Command) -> None:
+        command.timed_out = True
+        command.terminate(self._loop, lambda: self._give_up(command))
+
+    def _give_up(self, command: Command) -> None:
+        """The kernel does not show the end of the process: answer without it."""
+        command.output.drain()
+        command.take_cwd()
+        self._finish(command)
+
+    def cancel(self, key: str) -> bool:
+        """End a running command or what it left; True when there was something to end."""
+        running = self._running.get(key)
+        if running is not None:
+            if not running.is_ending:
+                running.cancelled = True
+                running.terminate(self._loop, lambda: self._give_up(running))
+            return True
+        leftover = self._leftovers.pop(key, None)
+        if leftover is None:
+            return False
+        was_there = bool(signal_marked(leftover.marker, signal.SIGKILL))
+        kill_marked(leftover.marker)
+        leftover.output.close()
+        return was_there
+
+    def freeze(self) -> None:
+        """Stop every command; their time limits stand still."""
+        signal_marked(None, signal.SIGSTOP)
+        if not self.is_frozen:
+            self.is_frozen = True
+            for command in self._running.values():
+                command.freeze()
+                command.disarm()
+
+    def thaw(self) -> None:
+        """Let every command go on."""
+        signal_marked(None, signal.SIGCONT)
+        if self.is_frozen:
+            self.is_frozen = False
+            for command in self._running.values():
+                if command.frozen_left_s is not None:
+                    self._rearm(command, command.frozen_left_s)
+                    command.frozen_left_s = None
+
+    def _rearm(self, command: Command, left_s: float) -> None:
+        if command.is_ending:
+            command.terminate(self._loop, lambda: self._give_up(command))
+        else:
+            command.arm(self._loop, left_s, lambda: self._expire(command))
+
+    def pause_output(self) -> None:
+        """The host is behind: let streaming commands wait."""
+        for command in self._running.values():
+            command.output.pause()
+
+    def resume_output(self) -> None:
+        """The host takes output again, or there is none."""
+        for command in self._running.values():
+            command.output.resume()
+
+    def link_lost(self) -> None:
+        """What was streamed may not have arrived; commands go on and their output is kept within its bounds."""
+        self.forget_idle_count()
+        for command in self._running.values():
+            if command.output.streamed:
+                command.output.complete = False
+            command.output.resume()
+
+    def tasks(self) -> int:
+        """Processes and threads in the box; 0 when the kernel does not say."""
+        return self._kernel.task_count() or 0
+
+
+def json_env(value: Any) -> dict[str, str]:
+    """The environment in a request.
+
+    Raises:
+        Refusal: it is not a map of text to text.
+    """
+    if not isinstance(value, dict) or not all(isinstance(text, str) and "\0" not in text for text in value.values()):
+        raise Refusal(RefusalCode.INVALID_PARAM, f"not an environment: {json.dumps(value)[:200]}")
+    return value

@@ -1,0 +1,212 @@
+"""The guest: requests from the link in, answers out, one thread."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from sandbox.guest.calls import Answer, Call, Calls, Mark
+from sandbox.guest.channel import Channel
+from sandbox.guest.files import Files
+from sandbox.guest.loop import Loop
+from sandbox.guest.pool import Pool
+from sandbox.guest.processes import facts
+from sandbox.guest.refusal import Refusal, from_os_error
+from sandbox.guest.runner import Runner, json_env
+from sandbox.guest.spawning import SpawnerLink
+from sandbox.wire import GUEST_FOLDER, PROTOCOL, SPILL, WORKSPACE, Frame, Op, RefusalCode
+
+BEAT_EVERY_S = 1.0
+CHECK_EVERY_S = 5.0
+
+
+class Server:
+    """Holds one link (the newest wins) and gives every request one answer."""
+
+    def __init__(self, listener: socket.socket, spawner_fd: int, freeze_s: int) -> None:
+        self._loop = Loop()
+        self._listener = listener
+        self._freeze_s = freeze_s
+        self._channel: Channel | None = None
+        self._spawner = SpawnerLink(self._loop, spawner_fd)
+        self._calls = Calls(self._answer)
+        self._runner = Runner(self._loop, self._spawner, self._calls, self._emit)
+        self._pool = Pool(self._loop)
+        self._files = Files()
+        self._last_frame = self._last_beat = time.monotonic()
+        self._operations: dict[str, Callable[[int, Frame], None]] = {
+            Op.HELLO: self._hello,
+            Op.PING: lambda request_id, _: self._answer(request_id, ({"frozen": self._runner.is_frozen}, b"")),
+            Op.BEGIN_STEP: self._begin_step,
+            Op.RUN: self._run,
+            Op.CANCEL: self._cancel,
+            Op.FREEZE: self._freeze,
+            Op.THAW: self._thaw,
+            Op.STAT: self._stat,
+            Op.READ: self._read,
+            Op.EDIT: lambda request_id, frame: self._change(request_id, frame, self._files.edit),
+            Op.WRITE: lambda request_id, frame: self._change(request_id, frame, self._files.write),
+            Op.SHUTDOWN: self._shutdown,
+        }
+        self._loop.watch(listener.fileno(), self._accept)
+        self._loop.after(CHECK_EVERY_S, self._check)
+
+    def run(self) -> None:
+        """Serve until told to end."""
+        self._loop.run()
+
+    def _accept(self, _: int) -> None:
+        relay, _address = self._listener.accept()
+        with relay:
+            relay.settimeout(2.0)
+            try:
+                _, fds, _, _ = socket.recv_fds(relay, 16, 2)
+            except OSError:
+                return
+            if len(fds) != 2:
+                for fd in fds:
+                    os.close(fd)
+                return
+            for fd in fds:
+                os.set_inheritable(fd, False)
+            if self._channel is not None:
+                self._channel.close()
+            fds_of_link = (fds[0], fds[1], relay.detach())
+        self._runner.forget_idle_count()
+        self._channel = Channel(self._loop, fds_of_link, self._frame, self._runner.resume_output, self._closed)
+
+    def _closed(self, channel: Channel) -> None:
+        if self._channel is channel:
+            self._channel = None
+        self._calls.forget_waiters()
+        self._runner.link_lost()
+
+    def _answer(self, request_id: int, answer: Answer) -> None:
+        if self._channel is not None:
+            self._channel.send({"id": request_id, **answer[0]}, answer[1])
+
+    def _emit(self, call: Call, data: bytes) -> bool:
+        channel = self._channel
+        if channel is None or not call.waiters:
+            return False
+        channel.send({"id": call.waiters[-1], "event": "out"}, data)
+        if channel.is_full:
+            self._runner.pause_output()
+        return channel.is_open
+
+    def _refuse(self, request_id: int, refusal: Refusal) -> None:
+        self._answer(request_id, ({"refused": refusal.code, "message": refusal.message[:4000]}, b""))
+
+    def _frame(self, frame: Frame) -> None:
+        self._last_frame = now = time.monotonic()
+        if now - self._last_beat > BEAT_EVERY_S:
+            self._last_beat = now
+            self._spawner.beat()
+        request_id = frame.head.get("id")
+        operation = self._operations.get(frame.head.get("op", ""))
+        if not isinstance(request_id, int) or operation is None:
+            self._refuse(request_id or 0, Refusal(RefusalCode.INVALID_PARAM, "no such operation"))
+            return
+        try:
+            operation(request_id, frame)
+        except Refusal as refusal:
+            self._refuse(request_id, refusal)
+        except OSError as error:
+            self._refuse(request_id, from_os_error(error, frame.head["op"]))
+        except Exception as error:
+            self._refuse(request_id, Refusal(RefusalCode.INTERNAL, repr(error)))
+
+    def _check(self) -> None:
+        """Without a word from the host commands stand still: another box may soon have their workspace."""
+        if time.monotonic() - self._last_frame > self._freeze_s and not self._runner.is_frozen:
+            self._runner.freeze()
+        self._loop.after(min(CHECK_EVERY_S, max(0.2, self._freeze_s / 4)), self._check)
+
+    def _hello(self, request_id: int, frame: Frame) -> None:
+        if frame.head.get("image_env") is not None:
+            self._runner.set_environment(json_env(frame.head["image_env"]), json_env(frame.head["env"]))
+        head = {
+            "protocol": PROTOCOL,
+            "python": platform_version(),
+            "machine": os.uname().machine,
+            "shell": self._runner.shell,
+            "uid": os.geteuid(),
+            "gid": os.getegid(),
+            "frozen": self._runner.is_frozen,
+            "pids": self._runner.tasks(),
+            "facts": facts(GUEST_FOLDER, WORKSPACE, SPILL),
+        }
+        self._answer(request_id, (head, b""))
+
+    def _begin_step(self, request_id: int, frame: Frame) -> None:
+        head = frame.head
+        self._calls.begin_step(str(head["session"]), int(head["generation"]), int(head["step"]))
+        self._answer(request_id, ({}, b""))
+
+    def _run(self, request_id: int, frame: Frame) -> None:
+        call = self._calls.claim(Mark(frame.head), request_id)
+        if call is not None:
+            self._guarded(call, lambda: self._runner.start(call, frame))
+
+    def _guarded(self, call: Call, begin: Callable[[], None]) -> None:
+        """Whatever prevents a claimed call from running is its answer."""
+        try:
+            begin()
+        except Refusal as refusal:
+            self._calls.finish(call, ({"refused": refusal.code, "message": refusal.message}, b""))
+        except Exception as error:
+            self._calls.finish(call, ({"refused": RefusalCode.INTERNAL, "message": repr(error)}, b""))
+
+    def _cancel(self, request_id: int, frame: Frame) -> None:
+        self._answer(request_id, ({"found": self._runner.cancel(str(frame.head["key"]))}, b""))
+
+    def _freeze(self, request_id: int, _: Frame) -> None:
+        self._runner.freeze()
+        self._answer(request_id, ({}, b""))
+
+    def _thaw(self, request_id: int, _: Frame) -> None:
+        self._runner.thaw()
+        self._answer(request_id, ({}, b""))
+
+    def _stat(self, request_id: int, frame: Frame) -> None:
+        cwd = self._calls.session(str(frame.head["session"])).cwd
+        self._in_pool(lambda: self._files.stat(cwd, frame), lambda answer: self._answer(request_id, answer))
+
+    def _read(self, request_id: int, frame: Frame) -> None:
+        mark = Mark(frame.head)
+        if not mark.join:
+            self._calls.begin_step(mark.session, mark.generation, mark.step)
+        cwd = self._calls.session(mark.session).cwd
+        self._in_pool(lambda: self._files.read(cwd, frame), lambda answer: self._answer(request_id, answer))
+
+    def _change(self, request_id: int, frame: Frame, change: Callable[[str, Frame], Answer]) -> None:
+        call = self._calls.claim(Mark(frame.head), request_id)
+        if call is not None:
+            cwd = self._calls.session(call.mark.session).cwd
+            self._in_pool(lambda: change(cwd, frame), lambda answer: self._calls.finish(call, answer))
+
+    def _in_pool(self, work: Callable[[], Answer], deliver: Callable[[Answer], None]) -> None:
+        def job() -> Callable[[], None]:
+            answer: Answer
+            try:
+                answer = work()
+            except Refusal as refusal:
+                answer = {"refused": refusal.code, "message": refusal.message}, b""
+            except OSError as error:
+                refused = from_os_error(error, "file work")
+                answer = {"refused": refused.code, "message": refused.message}, b""
+            except Exception as error:
+                answer = {"refused": RefusalCode.INTERNAL, "message": repr(error)}, b""
+            return lambda: deliver(answer)
+
+        self._pool.submit(job)
+
+    def _shutdown(self, request_id: int, _: Frame) -> None:
+        self._answer(request_id, ({}, b""))
+        self._loop.stop()
+
+
+def platform_version() -> str:
+    """Version of the guest's own interpreter."""
+    return ".".join(str(part) for part in sys.version_info[:3])

@@ -1,0 +1,176 @@
+"""The main process of the box: starts the guest and every command, and ends the box.
+
+Forking costs by the size of the process, so this one stays tiny: builtin modules only, nothing of ours. It runs as
+root; the guest asks over a SOCK_SEQPACKET pair, one marshalled tuple a message:
+
+- `("spawn", id, argv, executables, env, cwd, marker)` with three descriptors (stdout, stderr, cwd report)
+- `("beat",)` – the host is alive; without it the dead-man alarm ends the box
+- back: `("exit", id, wait status, exec error bytes)` or `("failed", id, errno, what)`
+
+When the guest ends, this process ends, and with it (under the container's init) the box.
+"""
+
+import _posixsubprocess
+import _signal
+import _socket
+import marshal
+import posix
+import sys
+
+REPORT_FD = 9
+MAX_MESSAGE_BYTES = 512 * 1024
+FDS_PER_SPAWN = 3
+
+Waiting = dict[int, tuple[int, int]]
+"""Process id → (id of the spawn, read end of its exec error pipe)."""
+
+
+class Spawner:
+    """State of the main process; one thread, woken by messages and by the death of children."""
+
+    def __init__(self, uid: int, gid: int, dead_man_s: int) -> None:
+        self.uid = uid
+        self.gid = gid
+        self.dead_man_s = dead_man_s
+        self.waiting: Waiting = {}
+        self.guest_pid = 0
+        self.null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
+        # The number is kept taken, so that no received descriptor ever has it.
+        posix.dup2(self.null, REPORT_FD, False)
+        self.oom_fd = posix.open("/proc/self/oom_score_adj", posix.O_RDWR | posix.O_CLOEXEC)
+        self.own_oom_score = posix.pread(self.oom_fd, 16, 0).strip()
+        self.socket, self.guest_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        for end in (self.socket, self.guest_end):
+            end.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
+
+    def start_guest(self, argv: list[bytes]) -> None:
+        """Fork and execute the guest; the last argument is the descriptor of its end of the pair."""
+        fd = self.guest_end.fileno()
+        posix.set_inheritable(fd, True)
+        errors, errors_end = posix.pipe2(posix.O_CLOEXEC)
+        self.guest_pid = _posixsubprocess.fork_exec(
+            [*argv, b"%d" % fd], (argv[0],), False, (), None, [], self.null, -1, -1, -1, -1, -1, errors, errors_end,
+            True, True, -1, None, None, None, -1, None, True,
+        )  # fmt: skip
+        posix.set_inheritable(fd, False)
+        posix.close(errors)
+        posix.close(errors_end)
+        # A child's death becomes a message: the C handler writes one byte into the guest's end, which arrives here.
+        # Reading one place for both leaves no window in which a death is noticed late.
+        self.guest_end.setblocking(False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.set_wakeup_fd(self.guest_end.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Answer until the guest is gone."""
+        space = _socket.CMSG_SPACE(4 * FDS_PER_SPAWN)
+        # Nobody handles the alarm: its default action ends this process, and so the box.
+        _signal.alarm(self.dead_man_s)
+        while True:
+            data, ancillary, _, _ = self.socket.recvmsg(MAX_MESSAGE_BYTES, space, _socket.MSG_CMSG_CLOEXEC)
+            if len(data) <= 1:
+                if not data or self.reap():
+                    return
+                continue
+            message = marshal.loads(data)
+            if message[0] == "spawn":
+                self.spawn(message, ancillary[0][2])
+            else:
+                _signal.alarm(self.dead_man_s)
+                self.reap()
+
+    def spawn(self, message: tuple, fds: bytes) -> None:  # type: ignore[type-arg]
+        """Start one command, or report why not."""
+        _, spawn_id, argv, executables, env, cwd, marker = message
+        out, err, report = (int.from_bytes(fds[i : i + 4], sys.byteorder) for i in (0, 4, 8))
+        errors, errors_end = posix.pipe2(posix.O_CLOEXEC)
+        what = "cwd"
+        try:
+            self.enter(cwd)
+            what = "fork"
+            posix.dup2(report, REPORT_FD, True)
+            posix.pwrite(self.oom_fd, b"1000", 0)
+            pid = _posixsubprocess.fork_exec(
+                argv, executables, False, (), None, env, self.null, -1, -1, out, -1, err, errors, errors_end,
+                True, True, -1, self.gid, [marker], self.uid, 0o022, None, True,
+            )  # fmt: skip
+        except OSError as error:
+            posix.close(errors)
+            self.socket.send(marshal.dumps(("failed", spawn_id, error.errno, what)))
+        else:
+            self.waiting[pid] = (spawn_id, errors)
+        finally:
+            for fd in (out, err, report, errors_end):
+                posix.close(fd)
+            if what == "fork":
+                posix.pwrite(self.oom_fd, self.own_oom_score, 0)
+                posix.dup2(self.null, REPORT_FD, False)
+
+    def enter(self, cwd: bytes) -> None:
+        """Go to the directory with the agent's rights; the child inherits it.
+
+        The real and saved user stay root, so the agent cannot signal this process meanwhile.
+        """
+        posix.setegid(self.gid)
+        posix.seteuid(self.uid)
+        try:
+            posix.chdir(cwd)
+        finally:
+            posix.seteuid(0)
+            posix.setegid(0)
+
+    def reap(self) -> bool:
+        """Collect dead children and tell the guest; True when the guest itself is dead."""
+        while True:
+            try:
+                pid, status = posix.waitpid(-1, posix.WNOHANG)
+            except ChildProcessError:
+                return True
+            if pid == 0:
+                return False
+            if pid == self.guest_pid:
+                return True
+            if pid in self.waiting:
+                spawn_id, errors = self.waiting.pop(pid)
+                text = posix.read(errors, 1024)
+                posix.close(errors)
+                self.socket.send(marshal.dumps(("exit", spawn_id, status, text)))
+
+
+def make_home(uid: int, gid: int) -> None:
+    """A home directory and, where the image allows it, a name for the agent's user."""
+    for path, owner in (("/home", 0), ("/home/agent", uid)):
+        try:
+            posix.mkdir(path, 0o755)
+            posix.chown(path, owner, gid if owner else 0)
+        except OSError:
+            pass
+    for path, line in (("/etc/passwd", f"agent:x:{uid}:{gid}::/home/agent:/bin/sh"), ("/etc/group", f"agent:x:{gid}:")):
+        name_it(path, line, f":x:{uid if 'passwd' in path else gid}:")
+
+
+def name_it(path: str, line: str, known: str) -> None:
+    """Append the line to the file unless the id has a name already; leave the image alone when that fails."""
+    try:
+        with open(path, "a+", encoding="utf-8", errors="replace") as file:
+            file.seek(0)
+            text = file.read()
+            if known in text:
+                return
+            file.write(("" if text.endswith("\n") or not text else "\n") + line + "\n")
+    except OSError:
+        pass
+
+
+def main() -> None:
+    """argv: agent's uid, gid, dead-man seconds, then the guest's own command line."""
+    uid, gid, dead_man_s = (int(text) for text in sys.argv[1:4])
+    make_home(uid, gid)
+    spawner = Spawner(uid, gid, dead_man_s)
+    spawner.start_guest([text.encode("utf-8", "surrogateescape") for text in sys.argv[4:]])
+    spawner.serve()
+    posix._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The guest's end of the pair to the spawner."""
+
+import marshal
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from sandbox.guest.loop import Loop
+
+MAX_MESSAGE_BYTES = 512 * 1024
+
+
+class Ended(NamedTuple):
+    """How a spawn came out: a wait status, or the number of the error that prevented it and what it concerns."""
+
+    status: int
+    error: int
+    what: str
+
+
+class SpawnerLink:
+    """Asks the spawner for processes; the guest ends when it is gone."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.setblocking(False)
+        self._loop = loop
+        self._on_end: dict[int, Callable[[Ended], None]] = {}
+        self._last_id = 0
+        loop.watch(fd, self._readable)
+
+    def spawn(self, command: tuple[Any, ...], fds: tuple[int, int, int], on_end: Callable[[Ended], None]) -> None:
+        """Start argv, executables, env, cwd, marker; call back once, when it ended or failed."""
+        self._last_id += 1
+        message = marshal.dumps(("spawn", self._last_id, *command))
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+        self._on_end[self._last_id] = on_end
+
+    def beat(self) -> None:
+        """Tell the dead-man timer that the host is alive."""
+        try:
+            self._socket.send(marshal.dumps(("beat",)))
+        except OSError:
+            os._exit(1)
+
+    def _readable(self, _: int) -> None:
+        try:
+            data = self._socket.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(1)
+        kind, spawn_id, number, detail = marshal.loads(data)
+        on_end = self._on_end.pop(spawn_id)
+        if kind == "failed":
+            on_end(Ended(0, number, detail))
+        elif detail:
+            on_end(Ended(0, _exec_error(detail), "exec"))
+        else:
+            on_end(Ended(number, 0, ""))
+
+
+def _exec_error(text: bytes) -> int:
+    """The error number in what a child writes when it cannot execute: `OSError:2:noexec` (hexadecimal)."""
+    try:
+        return int(text.split(b":")[1], 16)
+    except (IndexError, ValueError):
+        return 0

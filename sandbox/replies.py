@@ -1,0 +1,194 @@
+"""Answers of the guest, checked field by field: what does not have the right type or range is a violation."""
+
+from typing import Any
+
+from sandbox.errors import GuestRefused
+from sandbox.requests import (
+    Capture,
+    EditAnswer,
+    GuestInfo,
+    ReadAnswer,
+    RunAnswer,
+    StatAnswer,
+    Version,
+    WriteAnswer,
+)
+from sandbox.wire import Frame, RefusalCode
+
+MAX_TEXT = 8192
+KINDS = ("file", "directory", "fifo", "device", "socket", "missing")
+
+
+class BadReply(Exception):
+    """The guest broke the rules of the link."""
+
+
+def _text(head: dict[str, Any], name: str, limit: int = MAX_TEXT) -> str:
+    value = head.get(name)
+    if not isinstance(value, str) or len(value) > limit:
+        raise BadReply(f"{name} is not a text of at most {limit} characters")
+    # File names may hold bytes that are no UTF-8; above this line they are shown, not carried.
+    return (
+        value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") if not value.isascii() else value
+    )
+
+
+def _number(head: dict[str, Any], name: str, low: int = 0, high: int = 2**63) -> int:
+    value = head.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise BadReply(f"{name} is not a whole number from {low} to {high}")
+    return value
+
+
+def _flag(head: dict[str, Any], name: str) -> bool:
+    value = head.get(name)
+    if not isinstance(value, bool):
+        raise BadReply(f"{name} is neither true nor false")
+    return value
+
+
+def _part(head: dict[str, Any], name: str) -> dict[str, Any]:
+    value = head.get(name)
+    if not isinstance(value, dict):
+        raise BadReply(f"{name} is not an object")
+    return value
+
+
+def check_refusal(frame: Frame) -> None:
+    """Raise when the guest declined.
+
+    Raises:
+        GuestRefused: it did.
+        BadReply: with a code that does not exist.
+    """
+    if "refused" not in frame.head:
+        return
+    try:
+        code = RefusalCode(_text(frame.head, "refused"))
+    except ValueError as error:
+        raise BadReply(str(error)) from None
+    raise GuestRefused(code, _text(frame.head, "message"))
+
+
+def parse_version(head: dict[str, Any], name: str = "version") -> Version:
+    """A file's version."""
+    part = _part(head, name)
+    digest = _text(part, "sha256", 64)
+    if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+        raise BadReply("sha256 is not a digest")
+    return Version(
+        dev=_number(part, "dev", 0, 2**64),
+        ino=_number(part, "ino", 0, 2**64),
+        size=_number(part, "size"),
+        mtime_ns=_number(part, "mtime_ns", -(2**63)),
+        ctime_ns=_number(part, "ctime_ns", -(2**63)),
+        sha256=digest,
+    )
+
+
+def parse_run(frame: Frame, keep_bytes: int) -> RunAnswer:
+    """The end of a command."""
+    head = frame.head
+    left = head.get("left_running")
+    if not isinstance(left, list) or len(left) > 100 or not all(type(pid) is int for pid in left):
+        raise BadReply("left_running is not a list of process ids")
+    duration_ms = head.get("duration_ms")
+    if not isinstance(duration_ms, float) or not 0 <= duration_ms < 1e12:
+        raise BadReply("duration_ms is not a duration")
+    sizes = [_number(_part(head, stream), part) for stream in ("stdout", "stderr") for part in ("head", "tail")]
+    if sum(sizes) != len(frame.body) or max(sizes) > 2 * keep_bytes:
+        raise BadReply("the captured output does not fit the body")
+    return RunAnswer(
+        exit_code=None if head.get("exit_code") is None else _number(head, "exit_code", 0, 255),
+        signal=None if head.get("signal") is None else _number(head, "signal", 1, 128),
+        timed_out=_flag(head, "timed_out"),
+        cancelled=_flag(head, "cancelled"),
+        oom_kills=_number(head, "oom_kills"),
+        stdout=_capture(_part(head, "stdout"), frame.body[: sizes[0] + sizes[1]]),
+        stderr=_capture(_part(head, "stderr"), frame.body[sizes[0] + sizes[1] :]),
+        duration_ms=duration_ms,
+        cwd=_text(head, "cwd"),
+        left_running=tuple(left),
+        leftover_id=None if head.get("leftover_id") is None else _text(head, "leftover_id"),
+        killed_leftovers=_flag(head, "killed_leftovers"),
+        spill_complete=_flag(head, "spill_complete"),
+        streamed=_flag(head, "streamed"),
+    )
+
+
+def _capture(part: dict[str, Any], data: bytes) -> Capture:
+    size = _number(part, "head")
+    return Capture(
+        head=data[:size],
+        tail=data[size:],
+        total_bytes=_number(part, "bytes"),
+        total_lines=_number(part, "lines"),
+        dropped_bytes=_number(part, "dropped"),
+    )
+
+
+def parse_read(frame: Frame, max_bytes: int) -> ReadAnswer:
+    """Lines of a file."""
+    if len(frame.body) > max_bytes:
+        raise BadReply("more text than asked for")
+    head = frame.head
+    return ReadAnswer(
+        path=_text(head, "path"),
+        version=parse_version(head),
+        text=frame.body,
+        first_line=_number(head, "first_line", 1),
+        last_line=_number(head, "last_line"),
+        total_lines=_number(head, "total_lines"),
+        partial=_flag(head, "partial"),
+        line_cut=_flag(head, "line_cut"),
+    )
+
+
+def parse_stat(frame: Frame) -> StatAnswer:
+    """What lies at a path."""
+    head = frame.head
+    kind = _text(head, "kind")
+    if kind not in KINDS:
+        raise BadReply(f"there is no such kind of file: {kind}")
+    version = None if head.get("version") is None else parse_version(head)
+    return StatAnswer(path=_text(head, "path"), kind=kind, size=_number(head, "size"), version=version)
+
+
+def parse_edit(frame: Frame) -> EditAnswer:
+    """What an edit did."""
+    head = frame.head
+    return EditAnswer(
+        path=_text(head, "path"),
+        version=parse_version(head),
+        replacements=_number(head, "replacements", 1),
+        diff=frame.body[:65_536].decode("utf-8", "replace"),
+        diff_cut=_flag(head, "diff_cut"),
+    )
+
+
+def parse_write(frame: Frame) -> WriteAnswer:
+    """What a write did."""
+    head = frame.head
+    return WriteAnswer(
+        path=_text(head, "path"),
+        version=parse_version(head),
+        created=_flag(head, "created"),
+        bytes=_number(head, "bytes"),
+    )
+
+
+def parse_info(frame: Frame) -> GuestInfo:
+    """What the guest says of itself."""
+    head = frame.head
+    facts = _part(head, "facts")
+    return GuestInfo(
+        protocol=_number(head, "protocol"),
+        python=_text(head, "python"),
+        machine=_text(head, "machine"),
+        shell=_text(head, "shell"),
+        uid=_number(head, "uid"),
+        gid=_number(head, "gid"),
+        frozen=_flag(head, "frozen"),
+        pids=_number(head, "pids"),
+        facts={str(name): _text(facts, name) for name in list(facts)[:100]},
+    )
