@@ -15,25 +15,28 @@ REDACTED = "[redacted]"
 MIN_SECRET_CHARS = 6
 """A given secret shorter than this is left alone: it would be found in innocent words."""
 
+# Much of what is kept is JSON inside text: there a line begins behind the two characters of its `\n`.
+_START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf]))"
 _SHAPES = re.compile(
-    r"""
-      \bsk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{16,}
-    | (?<=\bbearer\s)[A-Za-z0-9._~+/=-]{8,}
-    | \b(?:ghp|gho|ghu|ghs|ghr|glpat|hf)[_-][A-Za-z0-9_-]{16,}
-    | \bgithub_pat_[A-Za-z0-9_]{20,}
-    | \bxox[abprs]-[A-Za-z0-9-]{10,}
-    | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
-    | \bAIza[A-Za-z0-9_-]{30,}
-    | (?<=://)[^\s/:@"']*:[^\s/@"']+(?=@)
+    rf"""
+      {_START}sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{{16,}}
+    | (?<=bearer\s)[A-Za-z0-9._~+/=-]{{8,}}
+    | {_START}(?:gh[opsur]|glpat|hf)[_-][A-Za-z0-9_-]{{16,}}
+    | {_START}github_pat_[A-Za-z0-9_]{{20,}}
+    | {_START}xox[abprs]-[A-Za-z0-9-]{{10,}}
+    | {_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}\b
+    | {_START}AIza[A-Za-z0-9_-]{{30,}}
+    | (?<=://)[^\s/:@"'\\]*:[^\s/@"'\\]+(?=@)
     | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
     """,
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _NAMED = re.compile(
-    r"""
-      (?P<env>\b[A-Z0-9_]*(?:API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|ACCESS_KEY)(?:_[A-Z0-9_]*)?=["']?)[^\s"']{6,}
-    | (?P<field>["'](?:[\w-]*api[_-]?key|authorization|password|passwd|[\w-]*secret|[\w-]*access[_-]?token)\\?["']
-        \s*:\s*\\?["'])(?:[^"'\\]|\\.){4,}?(?=\\?["'])
+    rf"""
+      (?P<env>{_START}[A-Z0-9_]*(?:API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|ACCESS_KEY)(?:_[A-Z0-9_]*)?=\\*["']?)
+        [^\s"'\\]{{6,}}
+    | (?P<field>["'](?:[\w-]*api[_-]?key|authorization|password|passwd|[\w-]*secret|[\w-]*access[_-]?token)\\*["']
+        \s*:\s*\\*["'])(?:[^"'\\]|\\.){{4,}}?(?=\\*["'])
     """,
     re.VERBOSE,
 )
