@@ -19,7 +19,7 @@ def fit(result: ToolResult, spill: SpillFile, bound_bytes: int) -> tuple[ToolRes
         OSError: the volume did not take the text.
     """
     raw = result.text.encode()
-    if len(raw) > SPILL_FROM_BYTES and not spill.is_written:
+    if len(raw) > min(SPILL_FROM_BYTES, bound_bytes) and not spill.is_written:
         spill.write(raw)
     if len(raw) <= bound_bytes:
         return result, None

@@ -36,7 +36,7 @@ def decode_reply(raw: bytes) -> Reply | None:
     try:
         meta = json.loads(raw)
         task_id, state, result = str(meta["task_id"]), meta["status"], meta["result"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if state == states.SUCCESS and isinstance(result, dict):
         return Reply(task_id, True, result, "")
