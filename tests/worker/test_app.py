@@ -1,0 +1,73 @@
+"""The Celery app's addresses and settings, with a real Redis behind them."""
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+
+from worker.app import BACKEND, backend_url, broker_url, configure
+from worker.contract import keys
+from worker.contract.orders import CALL_TASK
+from worker.contract.replies import ReplyStreamBackend
+
+
+@pytest.fixture
+def app(redis_url: str) -> Iterator[Celery]:
+    app = Celery("test", set_as_current=False)
+    configure(app, redis_url)
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "broker", "backend"),
+    [
+        ("redis://host:6379/2", "redis://host:6379/2", "redis://host:6379/2"),
+        ("redis://:pw@host/0", "redis://:pw@host/0", "redis://:pw@host/0"),
+        ("rediss://host:6380/0", "rediss://host:6380/0", "rediss://host:6380/0"),
+        ("unix:///run/r.sock", "redis+socket:///run/r.sock", "socket:///run/r.sock"),
+        ("unix:///run/unix://odd", "redis+socket:///run/unix://odd", "socket:///run/unix://odd"),
+    ],
+)
+def test_an_address_has_the_form_that_each_side_of_celery_reads(url: str, broker: str, backend: str) -> None:
+    assert broker_url(url) == broker
+    assert backend_url(url) == f"{BACKEND}+{backend}"
+
+
+def test_the_backend_is_the_reply_stream_and_answers(app: Celery) -> None:
+    assert isinstance(app.backend, ReplyStreamBackend)
+    assert app.backend.client.ping()
+    app.backend.client.close()
+
+
+def test_a_task_sent_by_name_lies_in_its_nodes_queue(app: Celery, redis_client: redis.Redis) -> None:
+    app.signature(CALL_TASK, kwargs={"order": {}}, immutable=True).set(queue=keys.queue("a")).apply_async()
+
+    assert redis_client.llen(keys.queue("a")) == 1
+
+
+def test_sending_keeps_no_trace_of_a_task_but_its_message(app: Celery, redis_client: redis.Redis) -> None:
+    app.signature(CALL_TASK, kwargs={}, immutable=True).set(queue=keys.queue("a"), reply_to="c1").apply_async()
+
+    assert redis_client.keys() == [keys.queue("a").encode()]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("accept_content", ["json"]),
+        ("result_accept_content", ["json"]),
+        ("task_publish_retry", False),
+        ("task_acks_late", False),
+        ("worker_prefetch_multiplier", 1),
+    ],
+)
+def test_what_a_call_running_once_rests_on_is_set(app: Celery, setting: str, value: object) -> None:
+    assert app.conf[setting] == value
+
+
+def test_importing_the_app_configures_nothing() -> None:
+    fresh = Celery("test", set_as_current=False)
+
+    assert fresh.conf.broker_url is None

@@ -1,0 +1,122 @@
+"""A node's lease on a real Redis, and the end it shares with its owner."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from worker.contract import keys
+from worker.contract.orders import NodeLife
+from worker.node import Lease, watch_owner
+from worker.wiring import connect
+
+Until = Callable[..., None]
+LIFE = NodeLife(node="a", incarnation="a-1", places=2, lanes=8, pid=7)
+
+
+@pytest.fixture
+def lease(redis_url: str) -> Iterator[Lease]:
+    """A lease that has been written."""
+    with connect(redis_url) as client:
+        lease = Lease(client, LIFE)
+        lease.start()
+        yield lease
+        lease.close()
+
+
+@pytest.mark.usefixtures("lease")
+def test_a_started_lease_is_written_at_once(redis_client: redis.Redis) -> None:
+    assert redis_client.get(keys.lease("a")) == b"a-1"
+    assert 0 < int(redis_client.pttl(keys.lease("a"))) <= keys.LEASE_MS
+    assert redis_client.smembers(keys.NODES) == {b"a"}
+
+
+@pytest.mark.usefixtures("lease")
+def test_the_nodes_description_outlives_the_lease(redis_client: redis.Redis) -> None:
+    described = redis_client.get(keys.node("a"))
+
+    assert isinstance(described, bytes)
+    assert NodeLife.model_validate_json(described) == LIFE
+    assert int(redis_client.pttl(keys.node("a"))) > keys.LEASE_MS
+
+
+@pytest.mark.usefixtures("lease")
+def test_it_is_renewed(redis_client: redis.Redis, until: Until) -> None:
+    redis_client.pexpire(keys.lease("a"), 1)
+    until(lambda: not redis_client.exists(keys.lease("a")), "the lease lapsed", timeout_s=0.5)
+
+    until(lambda: redis_client.get(keys.lease("a")) == b"a-1", "the lease is renewed", timeout_s=3.0)
+
+
+@pytest.mark.usefixtures("lease")
+def test_it_is_renewed_after_its_connection_was_cut(redis_client: redis.Redis, until: Until) -> None:
+    assert redis_client.client_kill_filter(_type="normal", skipme=True) >= 1
+    redis_client.delete(keys.lease("a"))
+
+    until(lambda: redis_client.get(keys.lease("a")) == b"a-1", "the lease is renewed", timeout_s=5.0)
+
+
+def test_closing_takes_everything_back_and_ends_the_thread(redis_client: redis.Redis, redis_url: str) -> None:
+    before = threading.active_count()
+    with connect(redis_url) as client:
+        lease = Lease(client, LIFE)
+        lease.start()
+        assert threading.active_count() == before + 1
+        lease.close()
+
+    assert threading.active_count() == before
+    assert redis_client.dbsize() == 0
+
+
+def test_no_redis_at_the_start_is_an_error() -> None:
+    with connect("unix:///nonexistent/socket") as client, pytest.raises(redis.ConnectionError):
+        Lease(client, LIFE).start()
+
+
+def test_no_redis_at_the_end_is_none(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        lease = Lease(client, LIFE)
+        lease.start()
+        client.connection_pool.connection_kwargs["path"] = "/nonexistent/socket"
+        client.connection_pool.disconnect()
+        client.connection_pool.reset()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+
+        lease.close()
+
+
+def test_the_owners_end_is_told_when_its_pipe_closes() -> None:
+    ended = threading.Event()
+    read_end, write_end = os.pipe()
+    thread = watch_owner(read_end, ended.set)
+    os.write(write_end, b"x")
+    assert not ended.wait(0.1)
+
+    os.close(write_end)
+
+    assert ended.wait(5)
+    thread.join(5)
+    os.close(read_end)
+
+
+def test_the_owners_end_is_told_when_it_is_killed() -> None:
+    ended = threading.Event()
+    read_end, write_end = os.pipe()
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[write_end])
+    os.close(write_end)
+    thread = watch_owner(read_end, ended.set)
+    assert owner.poll() is None
+    assert not ended.wait(0.1)
+
+    os.kill(owner.pid, signal.SIGKILL)
+
+    assert ended.wait(5)
+    thread.join(5)
+    os.close(read_end)
+    owner.communicate()
