@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
@@ -247,9 +248,8 @@ class Box:
 
     def _relink_in_background(self) -> None:
         try:
-            self._live_link(time.monotonic() + RELINK_S)
-        except BoxLost:
-            pass
+            with suppress(BoxLost):
+                self._live_link(time.monotonic() + RELINK_S)
         finally:
             self._relinking = False
 
@@ -353,11 +353,9 @@ class Box:
         if first:
             if self._link is not None:
                 self._link.close()
-            try:
+            # Where that fails, the dead-man timer or the next sweep ends it.
+            with suppress(EngineUnavailable):
                 self._container.remove()
-            except EngineUnavailable:
-                # The dead-man timer ends it, or the next sweep does.
-                pass
             self._on_gone(self)
         return BoxLost(lost.reason, lost.detail)
 

@@ -13,6 +13,7 @@ import docker
 import requests.exceptions
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
+from docker.utils import kwargs_from_env
 
 from sandbox import controls, wire
 from sandbox.box import Box
@@ -124,12 +125,11 @@ class DockerEngine:
         self._records = RecordStore(settings.records_dir)
         with translated("connection to the engine"):
             self._client = docker.APIClient(
-                base_url=settings.base_url,
                 version="auto",
-                timeout=settings.timeout_s,
+                timeout=int(settings.timeout_s),
                 num_pools=8,
                 max_pool_size=settings.max_connections,
-                **({} if settings.base_url else docker.utils.kwargs_from_env()),
+                **({"base_url": settings.base_url} if settings.base_url else kwargs_from_env()),
             )
         self._boxes: dict[str, Box] = {}
         self._starting: set[str] = set()
@@ -149,7 +149,7 @@ class DockerEngine:
             BoxLost: the box ended before it was ready.
         """
         with translated(f"image {spec.image}"):
-            image = self._client.inspect_image(spec.image)
+            image = self._client.inspect_image(spec.image)  # type: ignore[no-untyped-call]
         image_env = _parse_env(image.get("Config", {}).get("Env") or [])
         box_id = self._settings.new_id()
         now = self._settings.clock()
@@ -339,7 +339,7 @@ class DockerEngine:
         """
         try:
             with translated(f"image {ref}"):
-                self._client.inspect_image(ref)
+                self._client.inspect_image(ref)  # type: ignore[no-untyped-call]
         except ImageMissing:
             return False
         return True

@@ -1,6 +1,7 @@
 """Bytes to and from a relay that the Docker engine executes in a box."""
 
 import socket
+from contextlib import suppress
 from typing import Any
 
 _HEADER_BYTES = 8
@@ -37,10 +38,8 @@ class ExecStream:
 
     def close(self) -> None:
         """Close the connection; the relay sees the end of its input."""
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         # The SocketIO holds the socket open: both have to be closed.
         self._connection.close()
         self._socket.close()

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sandbox import wire
 from sandbox.errors import SandboxError
@@ -124,7 +125,7 @@ def _build(folder: Path, sources: Sources) -> None:
     _try_out(folder)
 
 
-def _probe(folder: Path, interpreter: Path) -> dict[str, list[str]]:
+def _probe(folder: Path, interpreter: Path) -> dict[str, Any]:
     """Let the interpreter compile its own modules into the folder; what it found of itself."""
     request = {
         "package_root": str(PACKAGE.parent),
@@ -139,7 +140,7 @@ def _probe(folder: Path, interpreter: Path) -> dict[str, list[str]]:
     )
     if done.returncode:
         raise GuestFolderError(f"{interpreter} cannot be used for the guest: {done.stderr.strip()[-2000:]}")
-    answer: dict[str, list[str]] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
@@ -167,10 +168,9 @@ def _open_to_all(folder: Path) -> None:
 
 def _try_out(folder: Path) -> None:
     """Start the interpreter from the folder and import the guest."""
-    argv = [
-        folder / "bin" / "ld.so", "--library-path", folder / "lib", folder / "bin" / "python3",
-        "-I", "-S", "-X", "utf8", "-c", "import sandbox.guest.server as s, sys; sys.exit(not s.__file__.startswith(sys.prefix))",
-    ]  # fmt: skip
+    check = "import sandbox.guest.server as guest, sys; sys.exit(not guest.__file__.startswith(sys.prefix))"
+    start = [folder / "bin" / "ld.so", "--library-path", folder / "lib", folder / "bin" / "python3"]
+    argv = [*(str(part) for part in start), "-I", "-S", "-X", "utf8", "-c", check]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, cwd="/", env={})
     if done.returncode:
         raise GuestFolderError(f"the built guest folder does not start: {done.stderr.strip()[-2000:]}")

@@ -1,19 +1,27 @@
 """Commands: started, listened to, ended with their whole tree."""
 
+from __future__ import annotations
+
 import errno
 import os
 import select
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
-from sandbox.guest.calls import Answer, Call, Session
+from sandbox.guest.calls import Call, Session
 from sandbox.guest.capture import STREAM_NAMES, Capture
 from sandbox.guest.loop import Loop, Timer
 from sandbox.guest.processes import kill_marked, signal_marked
 from sandbox.guest.spawning import Ended
 from sandbox.wire import OUT_CHUNK_BYTES, STREAM_THRESHOLD_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # The typing module alone would be a tenth of the guest's memory.
+    from typing import Any
+
+    from sandbox.guest.calls import Answer
 
 READ_BYTES = OUT_CHUNK_BYTES
 DRAIN_BYTES = 1024 * 1024
@@ -42,7 +50,7 @@ class Output:
         """Start listening to the read ends."""
         for fd, capture in zip((out, err), self.captures, strict=True):
             self._fds[fd] = capture
-            self._loop.watch(fd, lambda _, fd=fd: self._read(fd))
+            self._loop.watch(fd, self._reader(fd))
 
     @property
     def is_open(self) -> bool:
@@ -80,6 +88,12 @@ class Output:
         """Stop listening altogether."""
         for fd in list(self._fds):
             self._end(fd)
+
+    def _reader(self, fd: int) -> Callable[[int], None]:
+        def read(_: int) -> None:
+            self._read(fd)
+
+        return read
 
     def _read(self, fd: int) -> int:
         try:

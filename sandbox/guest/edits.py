@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from typing import NamedTuple
 
 from sandbox.guest.refusal import Refusal
 from sandbox.wire import RefusalCode
@@ -11,20 +10,26 @@ CONTEXT_LINES = 3
 MAX_DIFF_BYTES = 20_000
 
 
-class Wanted(NamedTuple):
+class Wanted:
     """One replacement as asked for."""
 
-    old: bytes
-    new: bytes
-    replace_all: bool
+    __slots__ = ("new", "old", "replace_all")
+
+    def __init__(self, old: bytes, new: bytes, replace_all: bool) -> None:
+        self.old = old
+        self.new = new
+        self.replace_all = replace_all
 
 
-class Span(NamedTuple):
+class Span:
     """What `content[start:end]` becomes."""
 
-    start: int
-    end: int
-    new: bytes
+    __slots__ = ("end", "new", "start")
+
+    def __init__(self, start: int, end: int, new: bytes) -> None:
+        self.start = start
+        self.end = end
+        self.new = new
 
 
 def parse(body: bytes) -> list[Wanted]:
@@ -63,7 +68,7 @@ def plan(content: bytes, wanted: list[Wanted]) -> list[Span]:
     spans: list[Span] = []
     for number, edit in enumerate(wanted, 1):
         spans += _spans(content, edit, number, is_crlf)
-    spans.sort()
+    spans.sort(key=lambda span: (span.start, span.end))
     for before, after in itertools.pairwise(spans):
         if after.start < before.end:
             raise Refusal(RefusalCode.OVERLAP, "two edits touch the same text: give them as one")
@@ -113,14 +118,6 @@ def apply(content: bytes, spans: list[Span]) -> bytes:
     return b"".join([*parts, content[position:]])
 
 
-class Change(NamedTuple):
-    """Whole lines `content[start:end]` and what they become."""
-
-    start: int
-    end: int
-    new: bytes
-
-
 def unified(content: bytes, spans: list[Span]) -> tuple[bytes, bool]:
     """Unified hunks of the replacements, and whether they are cut."""
     hunks: list[bytes] = []
@@ -141,8 +138,8 @@ def unified(content: bytes, spans: list[Span]) -> tuple[bytes, bool]:
     return b"".join(hunks), False
 
 
-def _changes(content: bytes, spans: list[Span]) -> list[Change]:
-    """The spans grown to whole lines; those that share a line are one."""
+def _changes(content: bytes, spans: list[Span]) -> list[Span]:
+    """The spans grown to whole lines, with what the lines become; those that share a line are one."""
     merged: list[tuple[int, int, list[Span]]] = []
     for span in spans:
         start = content.rfind(b"\n", 0, span.start) + 1
@@ -161,7 +158,7 @@ def _changes(content: bytes, spans: list[Span]) -> list[Change]:
             following = _line_end(content, end)
             new += content[end:following]
             end = following
-        changes.append(Change(start, end, new))
+        changes.append(Span(start, end, new))
     return changes
 
 
@@ -185,9 +182,9 @@ def _forth(content: bytes, position: int, lines: int) -> int:
     return position
 
 
-def _groups(content: bytes, changes: list[Change]) -> list[list[Change]]:
+def _groups(content: bytes, changes: list[Span]) -> list[list[Span]]:
     """Changes whose context would touch, together."""
-    groups: list[list[Change]] = []
+    groups: list[list[Span]] = []
     for change in changes:
         if groups and _forth(content, groups[-1][-1].end, 2 * CONTEXT_LINES) >= change.start:
             groups[-1].append(change)
@@ -196,12 +193,12 @@ def _groups(content: bytes, changes: list[Change]) -> list[list[Change]]:
     return groups
 
 
-def _hunk(content: bytes, group: list[Change], start: int, end: int) -> tuple[bytes, int, int]:
+def _hunk(content: bytes, group: list[Span], start: int, end: int) -> tuple[bytes, int, int]:
     """Text of a hunk, its old and its new number of lines."""
     out: list[bytes] = []
     old_lines = new_lines = 0
     position = start
-    for change in [*group, Change(end, end, b"")]:
+    for change in [*group, Span(end, end, b"")]:
         context = _lines(content[position : change.start])
         removed, added = _lines(content[change.start : change.end]), _lines(change.new)
         out += [b" " + line for line in context] + [b"-" + line for line in removed] + [b"+" + line for line in added]

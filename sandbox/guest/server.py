@@ -1,12 +1,14 @@
 """The guest: requests from the link in, answers out, one thread."""
 
+from __future__ import annotations
+
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable
 
-from sandbox.guest.calls import Answer, Call, Calls, Mark
+from sandbox.guest.calls import Call, Calls, Mark
 from sandbox.guest.channel import Channel
 from sandbox.guest.files import Files
 from sandbox.guest.loop import Loop
@@ -16,6 +18,10 @@ from sandbox.guest.refusal import Refusal, from_os_error
 from sandbox.guest.runner import Runner, json_env
 from sandbox.guest.spawning import SpawnerLink
 from sandbox.wire import GUEST_FOLDER, PROTOCOL, SPILL, WORKSPACE, Frame, Op, RefusalCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandbox.guest.calls import Answer
 
 BEAT_EVERY_S = 1.0
 CHECK_EVERY_S = 5.0
@@ -65,11 +71,11 @@ class Server:
             except OSError:
                 return
             if len(fds) != 2:
-                for fd in fds:
-                    os.close(fd)
+                for passed in fds:
+                    os.close(passed)
                 return
-            for fd in fds:
-                os.set_inheritable(fd, False)
+            for passed in fds:
+                os.set_inheritable(passed, False)
             if self._channel is not None:
                 self._channel.close()
             fds_of_link = (fds[0], fds[1], relay.detach())

@@ -1,23 +1,32 @@
 """The guest's end of the pair to the spawner."""
 
+from __future__ import annotations
+
 import marshal
 import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from sandbox.guest.loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # The typing module alone would be a tenth of the guest's memory.
+    from typing import Any
 
 MAX_MESSAGE_BYTES = 512 * 1024
 
 
-class Ended(NamedTuple):
+class Ended:
     """How a spawn came out: a wait status, or the number of the error that prevented it and what it concerns."""
 
-    status: int
-    error: int
-    what: str
+    __slots__ = ("error", "status", "what")
+
+    def __init__(self, status: int, error: int, what: str) -> None:
+        self.status = status
+        self.error = error
+        self.what = what
 
 
 class SpawnerLink:
