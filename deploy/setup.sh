@@ -35,6 +35,8 @@ main() {
     # Two set-ups of one checkout wait for each other; what they start must not keep this lock (descriptor 9).
     exec 9<"${BASH_SOURCE[0]}"
     if command -v flock >/dev/null; then flock 9; fi
+    # The tests hold patches against what these two make of them.
+    if [ "$kind" = dev ]; then ensure_commands git patch; fi
     ensure_environment "$kind"
     # One question answers for both.
     if ! image_is_current; then
