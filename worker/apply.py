@@ -116,10 +116,11 @@ def apply_result(session_dir: Path, directory: Path) -> Applied:
     changes = load_result(session_dir)
     if changes is None:
         raise ResultFailed(f"{session_dir} holds no result: the session has not ended, or worked on a bound directory.")
-    deleted = frozenset(change.path for change in changes.items if change.new_mode is None)
     try:
+        directory = directory.resolve(strict=True)
         with Tree(directory) as tree:
-            states = {change: state_of(tree, change, deleted) for change in changes.items}
+            judge = _Judge(tree, changes)
+            states = {change: judge.state(change) for change in changes.items}
         conflicts = tuple(change.path for change, state in states.items() if state is State.CONFLICT)
         todo = [change for change, state in states.items() if state is State.OLD]
         if conflicts:
@@ -127,64 +128,81 @@ def apply_result(session_dir: Path, directory: Path) -> Applied:
         if todo:
             with Placing(session_dir / "result", directory) as placing:
                 placing.put(todo)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: `resolve` met a loop of links.
         raise ResultFailed(
             f"The result cannot be applied to {directory}: {error}. It is kept in {session_dir}; apply it again."
         ) from error
     return Applied(applied=tuple(change.path for change in changes.items))
 
 
-def state_of(tree: Tree, change: Change, deleted: frozenset[str]) -> State:
-    """Return how the change's path in a directory stands to the change.
+class _Judge:
+    """Tells how the paths of one directory stand to the changes of one result."""
 
-    Args:
-        tree: the directory.
-        change: the change.
-        deleted: all paths that the same result deletes: what may make way for this change.
+    def __init__(self, tree: Tree, changes: Changes) -> None:
+        self._tree = tree
+        self._deleted = {change.path for change in changes.items if change.new_mode is None}
+        self._directories: set[str] = set()
+        for change in changes.items:
+            if change.new_mode is not None:
+                self._directories.update(_parents(change.path))
 
-    Raises:
-        OSError: the path cannot be read.
-    """
-    status = tree.status(change.path)
-    if status is None:
+    def state(self, change: Change) -> State:
+        """Return how a change's path stands to it.
+
+        Raises:
+            OSError: the path cannot be read.
+        """
+        status = self._tree.status(change.path)
+        if status is None:
+            return self._state_of_nothing(change)
+        if stat.S_ISDIR(status.st_mode):
+            return self._state_of_directory(change)
+        mode = git_mode(status)
+        if mode is None:
+            return State.CONFLICT
+        digest = self._tree.digest(change.path)
+        if _is_like(mode, digest, change.new_mode, change.new_digest):
+            must_turn = change.new_mode != change.old_mode and mode != change.new_mode
+            return State.OLD if must_turn else State.NEW
+        return State.OLD if _is_like(mode, digest, change.old_mode, change.old_digest) else State.CONFLICT
+
+    def _state_of_nothing(self, change: Change) -> State:
         if change.new_mode is None:
             return State.NEW
-        return State.OLD if change.old_mode is None and _has_room(tree, change.path, deleted) else State.CONFLICT
-    if stat.S_ISDIR(status.st_mode):
-        makes_way = change.old_mode is None and _holds_only(tree, change.path, deleted)
-        return State.OLD if makes_way else State.CONFLICT
-    mode = git_mode(status)
-    if mode is None:
-        return State.CONFLICT
-    digest = tree.digest(change.path)
-    if _is_like(mode, digest, change.new_mode, change.new_digest):
-        must_turn = change.new_mode != change.old_mode and mode != change.new_mode
-        return State.OLD if must_turn else State.NEW
-    return State.OLD if _is_like(mode, digest, change.old_mode, change.old_digest) else State.CONFLICT
+        return State.OLD if change.old_mode is None and self._has_room(change.path) else State.CONFLICT
+
+    def _state_of_directory(self, change: Change) -> State:
+        if change.new_mode is None and change.path in self._directories:
+            return State.NEW
+        return State.OLD if change.old_mode is None and self._holds_only_deleted(change.path) else State.CONFLICT
+
+    def _has_room(self, path: str) -> bool:
+        """Say whether each parent is a directory, is missing, or makes way."""
+        for parent in _parents(path):
+            status = self._tree.status(parent)
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                return status is None or parent in self._deleted
+        return True
+
+    def _holds_only_deleted(self, path: str) -> bool:
+        """Say whether a directory holds nothing but files that make way."""
+        parent, name = self._tree.parent(path)
+        descriptor = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
+        try:
+            with os.scandir(descriptor) as entries:
+                found = [(f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
+        finally:
+            os.close(descriptor)
+        return all(
+            self._holds_only_deleted(inner) if is_directory else inner in self._deleted for inner, is_directory in found
+        )
+
+
+def _parents(path: str) -> list[str]:
+    """Return the directories above a path, the outermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _is_like(mode: int, digest: str, change_mode: int | None, change_digest: str | None) -> bool:
     return change_mode is not None and stat.S_IFMT(mode) == stat.S_IFMT(change_mode) and digest == change_digest
-
-
-def _has_room(tree: Tree, path: str, deleted: frozenset[str]) -> bool:
-    """Say whether each parent is a directory, is missing, or makes way."""
-    parts = path.split("/")
-    for count in range(1, len(parts)):
-        parent = "/".join(parts[:count])
-        status = tree.status(parent)
-        if status is None or not stat.S_ISDIR(status.st_mode):
-            return status is None or parent in deleted
-    return True
-
-
-def _holds_only(tree: Tree, path: str, deleted: frozenset[str]) -> bool:
-    """Say whether a directory holds nothing but files that make way."""
-    parent, name = tree.parent(path)
-    descriptor = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
-    try:
-        with os.scandir(descriptor) as entries:
-            found = [(f"{path}/{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in entries]
-    finally:
-        os.close(descriptor)
-    return all(_holds_only(tree, inner, deleted) if is_directory else inner in deleted for inner, is_directory in found)

@@ -2,7 +2,7 @@
 
 All new content is first written and synced beside its place, in a directory of our own; only then are files deleted
 and renamed into place. A full disk therefore shows before anything changed, and a killed process leaves each path
-either old or new, which `apply.state_of` tells apart.
+either old or new, which `apply` tells apart.
 """
 
 import errno

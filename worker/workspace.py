@@ -131,6 +131,8 @@ def _source(order: BoxOrder, session_dir: Path) -> Path:
         source = given.resolve(strict=True)
     except FileNotFoundError as error:
         raise WorkspaceRefused(f"{given} does not exist on this node. Give a directory that does.") from error
+    except RuntimeError as error:
+        raise WorkspaceRefused(f"{given} is a loop of links. Give a directory.") from error
     if not source.is_dir():
         raise WorkspaceRefused(f"{given} is not a directory. Give a directory.")
     place = session_dir.resolve()
@@ -227,7 +229,7 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutco
     failure: str | None = None
     try:
         if apply:
-            conflicts = apply_result(session_dir, Path(order.workspace).resolve()).conflicts
+            conflicts = apply_result(session_dir, Path(order.workspace)).conflicts
     except ResultFailed as error:
         failure = str(error)
     try:
@@ -265,10 +267,11 @@ def finish_bind(order: BoxOrder) -> FinishOutcome:
     """Take the set-id bits back that a session may have left on its bound directory.
 
     Raises:
-        OSError: the directory is gone or cannot be read.
+        WorkspaceRefused: the directory is gone.
+        OSError: the directory cannot be read.
     """
     started = Path(order.session_dir) / "bound"
     if not started.exists():
         return FinishOutcome(session=order.session)
-    stripped = strip_set_ids(Path(order.workspace).resolve(), started.stat().st_mtime_ns)
+    stripped = strip_set_ids(_source(order, Path(order.session_dir)), started.stat().st_mtime_ns)
     return FinishOutcome(session=order.session, notes=[f"Set-id bit removed: {path}" for path in stripped])

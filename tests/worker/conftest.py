@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -52,3 +53,15 @@ def open_path() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB, for who may mount one."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    yield path
+    subprocess.run(["umount", path], check=True)

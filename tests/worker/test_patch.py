@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,28 +24,25 @@ TreeOf = dict[bytes, Content]
 def lay(root: Path, tree: TreeOf) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for name, (kind, content) in tree.items():
-        path = os.path.join(os.fsencode(root), name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        path = root / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if kind == "link":
-            os.symlink(content, path)
+            os.symlink(content, path)  # noqa: PTH211
         else:
-            with open(path, "wb") as file:
-                file.write(content)
-            os.chmod(path, 0o755 if kind == "program" else 0o644)
+            path.write_bytes(content)
+            path.chmod(0o755 if kind == "program" else 0o644)
 
 
 def snapshot(root: Path) -> TreeOf:
     found: TreeOf = {}
-    for where, directories, names in os.walk(os.fsencode(root)):
-        for name in names + [d for d in directories if os.path.islink(os.path.join(where, d))]:
-            path = os.path.join(where, name)
-            key = os.path.relpath(path, os.fsencode(root))
-            mode = os.lstat(path).st_mode
-            if stat.S_ISLNK(mode):
-                found[key] = ("link", os.readlink(path))
-            else:
-                with open(path, "rb") as file:
-                    found[key] = ("program" if mode & stat.S_IXUSR else "file", file.read())
+    for path in root.rglob("*"):
+        key = os.fsencode(path.relative_to(root))
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            # Not `readlink` of the path: it would clean the target up.
+            found[key] = ("link", os.fsencode(os.readlink(path)))  # noqa: PTH115
+        elif stat.S_ISREG(mode):
+            found[key] = ("program" if mode & stat.S_IXUSR else "file", path.read_bytes())
     return found
 
 
@@ -210,7 +208,7 @@ def test_spans_turn_old_into_new_and_never_touch(old: list[bytes], new: list[byt
         made += old[position : span.old_start] + new[span.new_start : span.new_end]
         position = span.old_end
     assert made + old[position:] == new
-    assert all(first.old_end < second.old_start for first, second in zip(spans, spans[1:], strict=False))
+    assert all(first.old_end < second.old_start for first, second in pairwise(spans))
 
 
 @pytest.mark.parametrize(
