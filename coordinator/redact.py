@@ -15,11 +15,12 @@ REDACTED = "[redacted]"
 MIN_SECRET_CHARS = 6
 """A given secret shorter than this is left alone: it would be found in innocent words."""
 
+# No pattern may look further than a bounded way for nothing: the texts are long, and the tools' output is hostile.
 # Much of what is kept is JSON inside text: there a line begins behind the two characters of its `\n`.
-_START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf]))"
+_START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf]))"
 _SHAPES = re.compile(
     rf"""
-      {_START}sk-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{{16,}}
+      {_START}sk-(?=[A-Za-z_-]{{0,40}}\d)[A-Za-z0-9_-]{{16,}}
     | (?<=bearer\s)[A-Za-z0-9._~+/=-]{{8,}}
     | {_START}(?:gh[opsur]|glpat|hf)[_-][A-Za-z0-9_-]{{16,}}
     | {_START}github_pat_[A-Za-z0-9_]{{20,}}
@@ -32,14 +33,14 @@ _SHAPES = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _NAMED = re.compile(
-    rf"""
-      (?P<env>{_START}[A-Z0-9_]*(?:API_?KEY|TOKEN|SECRET|PASSWORD|PASSWD|ACCESS_KEY)(?:_[A-Z0-9_]*)?=\\*["']?)
-        [^\s"'\\]{{6,}}
+    r"""
+      (?P<variable>(?<![A-Z0-9_])[A-Z][A-Z0-9_]{2,60}=\\*["']?)[^\s"'\\]{6,}
     | (?P<field>["'](?:[\w-]*api[_-]?key|authorization|password|passwd|[\w-]*secret|[\w-]*access[_-]?token)\\*["']
-        \s*:\s*\\*["'])(?:[^"'\\]|\\.){{4,}}?(?=\\*["'])
+        \s*:\s*\\*["'])[^"'\\]{4,}
     """,
     re.VERBOSE,
 )
+_VARIABLES = re.compile(r"API_?KEY|ACCESS_?KEY|TOKEN(?!S)|SECRET|PASSWORD|PASSWD")
 _NAMES = re.compile(r"(?i)(?:.*api[_-]?key|authorization|password|passwd|.*secret|.*access[_-]?token|token)")
 
 
@@ -59,7 +60,7 @@ class Redactor:
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
         text = _SHAPES.sub(REDACTED, text)
-        return _NAMED.sub(lambda found: (found["env"] or found["field"]) + REDACTED, text)
+        return _NAMED.sub(_without_value, text)
 
     def value(self, value: Any) -> Any:
         """The same shape of JSON values without secrets, and without what JSON or UTF-8 cannot hold."""
@@ -78,3 +79,10 @@ class Redactor:
         if isinstance(item, str) and item and _NAMES.fullmatch(name):
             return REDACTED
         return self.value(item)
+
+
+def _without_value(found: re.Match[str]) -> str:
+    variable = found["variable"]
+    if variable is not None and not _VARIABLES.search(variable):
+        return found[0]
+    return (variable or found["field"]) + REDACTED
