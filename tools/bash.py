@@ -97,29 +97,27 @@ def _result(answer: RunAnswer, spilling: _Spilling, timeout_ms: int) -> ToolResu
         data["left_running"] = list(answer.left_running)
     if spilling.path is not None:
         data["output_path"] = spilling.path
-    if answer.cancelled:
-        return ToolResult.failure(
-            ErrorCode.CANCELLED,
-            "The command was cancelled and ended; what it printed so far is in text.",
-            text=text,
-            data=data,
-        )
-    if answer.timed_out:
-        return ToolResult.failure(ErrorCode.TIMEOUT, _timeout_words(timeout_ms), text=text, data=data)
+    code, message = _error(answer, timeout_ms)
     return ToolResult(
-        status="success" if answer.exit_code == 0 else "partial",
+        status="error" if code else "success" if answer.exit_code == 0 else "partial",
         text=text,
         data=data,
+        error_code=code,
+        error_message=message,
         stats=Stats(bytes=answer.stdout.total_bytes + answer.stderr.total_bytes),
         context={"cwd": answer.cwd},
     )
 
 
-def _timeout_words(timeout_ms: int) -> str:
-    return (
-        f"The command did not end within {timeout_ms} ms and was ended with all its processes; what it printed so far "
-        f"is in text. Give it a longer timeout_ms (at most {MAX_TIMEOUT_MS}), or do less at once."
-    )
+def _error(answer: RunAnswer, timeout_ms: int) -> tuple[ErrorCode, str] | tuple[None, None]:
+    """Return code and message if the command was ended before its end, else nothing of both."""
+    so_far = "with all its processes; what it printed so far is in text"
+    if answer.cancelled:
+        return ErrorCode.CANCELLED, f"The command was cancelled and ended {so_far}."
+    if answer.timed_out:
+        longer = f"Give it a longer timeout_ms (at most {MAX_TIMEOUT_MS}), or do less at once."
+        return ErrorCode.TIMEOUT, f"The command did not end within {timeout_ms} ms and was ended {so_far}. {longer}"
+    return None, None
 
 
 def _text(stdout: str, stderr: str, notes: list[str]) -> str:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from tools.base import ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
-from tools.ripgrep import NOT_GIT, SCOPE, TIMEOUT_S, search
+from tools.ripgrep import SCOPE, TIMEOUT_S, only_files, search
 
 _PATTERN_CHARACTERS = frozenset("*?[]{}!\\")
 
@@ -42,7 +42,7 @@ class Glob(Tool[GlobParameters]):
     def run(self, arguments: GlobParameters, context: RunContext) -> ToolResult:
         """Return the newest paths; `partial` when there are more."""
         path, pattern = _split(arguments)
-        options = ("--files", "--sortr=modified", f"--glob={pattern}", NOT_GIT)
+        options = ("--files", "--sortr=modified", *only_files(pattern))
         found = search(context, path, options, only_directory=True)
         total = found.answer.stdout.total_lines
         paths = [found.shown_path(line) for line in found.stdout.splitlines()[: arguments.limit]]
@@ -60,14 +60,16 @@ class Glob(Tool[GlobParameters]):
 
 
 def _split(arguments: GlobParameters) -> tuple[str, str]:
-    """Return directory and pattern; the fixed beginning of an absolute pattern is its directory."""
-    pattern = arguments.pattern
+    """Return directory and pattern; the fixed beginning of a pattern is part of its directory."""
+    pattern = arguments.pattern.removeprefix("./")
     if pattern.startswith("!"):
         raise ToolFailure(ErrorCode.INVALID_PARAM, "pattern must say what to find; it cannot start with `!`")
     if ".." in pattern.split("/"):
         raise ToolFailure(ErrorCode.INVALID_PARAM, "pattern cannot hold `..`; give the directory as path")
-    if not pattern.startswith("/"):
-        return arguments.path, pattern.removeprefix("./")
     parts = pattern.split("/")
-    fixed = next((i for i, part in enumerate(parts) if _PATTERN_CHARACTERS & set(part)), len(parts) - 1)
-    return "/".join(parts[:fixed]) or "/", "/" + "/".join(parts[fixed:])
+    fixed = next((at for at, part in enumerate(parts) if _PATTERN_CHARACTERS & set(part)), len(parts) - 1)
+    base = [] if pattern.startswith("/") or not fixed else [arguments.path]
+    directory = "/".join([*base, *parts[:fixed]]) or ("/" if fixed else arguments.path)
+    # A name alone would match at any depth; behind its directory it means that one place.
+    rest = "/".join(parts[fixed:])
+    return directory, f"/{rest}" if fixed and "/" not in rest else rest

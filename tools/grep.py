@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, JsonValue
 
 from tools.base import Parameters, RunContext, Stats, Tool, ToolResult
-from tools.ripgrep import NOT_GIT, SCOPE, TIMEOUT_S, Search, search
+from tools.ripgrep import SCOPE, TIMEOUT_S, Search, only_files, search
 
 LINE_CHARS = 400
 """Characters of one line that are shown, around its first match."""
@@ -25,7 +25,7 @@ class GrepParameters(Parameters):
     path: str = Field(default=".", min_length=1)
     """File or directory to search."""
     glob: str | None = Field(default=None, min_length=1)
-    """Only files whose path matches, such as `*.py` or `src/**/*.ts`; with `!` in front, only others."""
+    """Only files whose name or path matches, such as `*.py` or `src/**/*.ts`; with `!` in front, only others."""
     mode: Literal["content", "files", "count"] = "content"
     """`content` shows matching lines, `files` only the files' paths, `count` the matching lines of each file."""
     context: int = Field(default=0, ge=0, le=50)
@@ -86,9 +86,7 @@ def _options(arguments: GrepParameters) -> tuple[str, ...]:
             options += ["--count", "--with-filename"]
     if arguments.ignore_case:
         options.append("--ignore-case")
-    if arguments.glob is not None:
-        options.append(f"--glob={arguments.glob}")
-    return (*options, NOT_GIT)
+    return (*options, *only_files(arguments.glob))
 
 
 def _result(arguments: GrepParameters, found: Search, hits: _Hits) -> ToolResult:
@@ -131,7 +129,7 @@ def _content(found: Search, limit: int) -> _Hits:
             case "match" | "context":
                 entry = _line(kind, data)
             case "end" if data["binary_offset"] is not None:
-                entry = "(a binary file: only text before its first NUL byte was searched)"
+                entry = "(a binary file)"
             case _:
                 continue
         if (kind == "match" and hits.shown == limit) or size > SHOWN_BYTES:

@@ -41,7 +41,7 @@ _ADVICE: dict[RefusalCode, str] = {
     RefusalCode.BINARY_FILE: "Look at it with Bash: file, xxd, strings.",
     RefusalCode.CONFLICT: "Read it again before changing it.",
     RefusalCode.NO_MATCH: "Nothing was changed. Read the file and copy the text exactly, blanks included.",
-    RefusalCode.NOT_UNIQUE: "Nothing was changed. Give more lines around it, or set replace_all.",
+    RefusalCode.NOT_UNIQUE: "Nothing was changed; replace_all takes them all.",
     RefusalCode.OVERLAP: "Nothing was changed. Join the edits that touch each other.",
     RefusalCode.UNKNOWN_CALL: "The call may not have run; look before doing it again.",
     RefusalCode.ANSWER_DROPPED: "The call ran, its answer is lost; look at what it did.",

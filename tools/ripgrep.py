@@ -15,8 +15,22 @@ KEEP_BYTES = 512 * 1024
 """Head of the output that is looked at; beyond it only the totals count."""
 SCOPE = "hidden files are searched; .git and what .gitignore, .ignore and .rgignore exclude are not"
 COMMON = ("--no-config", "--color=never", "--hidden", "--no-require-git")
-NOT_GIT = "--glob=!.git"
+_NOT_GIT = "--glob=!.git"
 _MODEL_FAULTS = ("regex parse error", "error parsing glob", "is not allowed in a regex", "regex exceeds size", "PCRE2")
+
+
+def only_files(pattern: str | None) -> tuple[str, ...]:
+    """Return the options that leave only files whose path matches; None leaves all that ignore files do."""
+    if pattern is None:
+        return (_NOT_GIT,)
+    name = pattern.removeprefix("./")
+    while name.startswith("**/"):
+        name = name.removeprefix("**/")
+    if "/" in name or ":" in name or name.startswith("!"):
+        # Where such a pattern names an ignored file, rg takes it for asked for.
+        return (f"--glob={pattern}", _NOT_GIT)
+    # A pattern of names alone goes by a file type, which does not overrule the ignore files as a glob does.
+    return (f"--type-add=wanted:{'*' if name == '**' else name}", "--type=wanted", _NOT_GIT)
 
 
 @dataclass(frozen=True)
@@ -92,8 +106,9 @@ def _problems(answer: RunAnswer) -> str:
     words = answer.stderr.head.decode(errors="replace").strip()
     if any(fault in words for fault in _MODEL_FAULTS):
         raise ToolFailure(ErrorCode.INVALID_PARAM, words.removeprefix("rg: "))
-    if answer.exit_code is None or not answer.stdout.total_bytes:
+    lines = words.splitlines()
+    first = "\n".join(lines[:3]) + (f"\nand {len(lines) - 3} more" if len(lines) > 3 else "")
+    if answer.exit_code is None or "os error" not in words:
         how = f"signal {answer.signal}" if answer.exit_code is None else f"exit code {answer.exit_code}"
-        code = ErrorCode.ACCESS_DENIED if "Permission denied" in words else ErrorCode.EXECUTION_ERROR
-        raise ToolFailure(code, f"rg ended with {how}: {words or 'it said nothing'}")
-    return "\n".join(words.splitlines()[:3])
+        raise ToolFailure(ErrorCode.EXECUTION_ERROR, f"rg ended with {how}: {first or 'it said nothing'}")
+    return first

@@ -1,0 +1,65 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools.base import ErrorCode, ToolFailure, ToolResult
+
+pytestmark = pytest.mark.docker
+Call = Callable[..., ToolResult]
+Put = Callable[[str, str | bytes], Path]
+
+
+def failure(call: Call, **arguments: object) -> ToolFailure:
+    with pytest.raises(ToolFailure) as caught:
+        call("Edit", path="a.txt", **arguments)
+    return caught.value
+
+
+def test_a_replacement_answers_with_its_diff(call: Call, put: Put, inside: str) -> None:
+    path = put("a.txt", "one\ntwo\nthree\n")
+    result = call("Edit", path="a.txt", old_string="two", new_string="2")
+    assert path.read_text() == "one\n2\nthree\n"
+    assert result.text == f"Edited {inside}/a.txt: 1 replacement.\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
+    assert result.data == {"path": f"{inside}/a.txt", "replacements": 1}
+
+
+def test_several_edits_are_made_on_the_original_text(call: Call, put: Put) -> None:
+    path = put("a.txt", "a b\n")
+    edits = [{"old_string": "a", "new_string": "b"}, {"old_string": "b", "new_string": "a"}]
+    assert call("Edit", path="a.txt", edits=edits).data["replacements"] == 2
+    assert path.read_text() == "b a\n"
+
+
+def test_one_edit_that_fails_leaves_the_file_as_it_was(call: Call, put: Put) -> None:
+    path = put("a.txt", "a b\n")
+    edits = [{"old_string": "a", "new_string": "x"}, {"old_string": "nope", "new_string": "y"}]
+    assert "edit 2" in failure(call, edits=edits).message
+    assert path.read_text() == "a b\n"
+
+
+def test_an_ambiguous_text_is_refused_with_the_count(call: Call, put: Put) -> None:
+    put("a.txt", "aaa\n")
+    refused = failure(call, old_string="aa", new_string="b")
+    assert refused.code is ErrorCode.INVALID_PARAM
+    assert "2 times" in refused.message
+
+
+def test_a_text_with_lf_matches_a_crlf_file_which_stays_crlf(call: Call, put: Put) -> None:
+    path = put("a.txt", b"one\r\ntwo\r\n")
+    call("Edit", path="a.txt", old_string="one\ntwo", new_string="1\n2\n3")
+    assert path.read_bytes() == b"1\r\n2\r\n3\r\n"
+
+
+def test_bytes_that_are_not_utf8_stay_as_they_are(call: Call, put: Put) -> None:
+    path = put("a.txt", b"caf\xe9 one\n")
+    call("Edit", path="a.txt", old_string="one", new_string="two")
+    assert path.read_bytes() == b"caf\xe9 two\n"
+
+
+def test_mode_is_kept_and_a_missing_file_has_its_error(call: Call, put: Put) -> None:
+    put("a.txt", "x\n").chmod(0o755)
+    call("Edit", path="a.txt", old_string="x", new_string="")
+    assert call("Bash", command="stat -c %a a.txt").text == "755"
+    call("Bash", command="rm a.txt")
+    assert failure(call, old_string="x", new_string="y").code is ErrorCode.NOT_FOUND

@@ -1,0 +1,113 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools.base import ErrorCode, ToolFailure, ToolResult
+
+pytestmark = pytest.mark.docker
+Call = Callable[..., ToolResult]
+Put = Callable[[str, str | bytes], Path]
+
+
+def failure(call: Call, **arguments: object) -> ToolFailure:
+    with pytest.raises(ToolFailure) as caught:
+        call("Read", **arguments)
+    return caught.value
+
+
+def test_lines_come_with_their_numbers(call: Call, put: Put, inside: str) -> None:
+    put("a.txt", "one\n\ttwo\n")
+    result = call("Read", path="a.txt")
+    assert (result.status, result.text) == ("success", "     1\tone\n     2\t\ttwo\n")
+    assert result.data == {"path": f"{inside}/a.txt", "first_line": 1, "last_line": 2, "total_lines": 2}
+
+
+def test_a_part_says_what_remains_and_how_to_go_on(call: Call, put: Put) -> None:
+    put("a.txt", "".join(f"line {number}\n" for number in range(1, 11)))
+    result = call("Read", path="a.txt", offset=3, limit=2)
+    assert result.status == "partial"
+    assert result.text == "     3\tline 3\n     4\tline 4\n[lines 3 to 4 of 10; go on with offset 5]\n"
+    assert call("Read", path="a.txt", offset=5).status == "success"
+
+
+def test_a_long_file_comes_in_parts_that_join_up(call: Call, put: Put) -> None:
+    lines = [f"{'x' * 90} {number}" for number in range(2_000)]
+    put("a.txt", "\n".join(lines))
+    seen: list[str] = []
+    while len(seen) < len(lines):
+        result = call("Read", path="a.txt", offset=len(seen) + 1)
+        assert len(result.text.encode()) < 50_000
+        seen += [line.partition("\t")[2] for line in result.text.splitlines() if "\t" in line]
+    assert seen == lines
+
+
+def test_a_long_line_is_cut_with_a_note(call: Call, put: Put) -> None:
+    put("a.txt", "x" * 5_000 + "\nnext\n")
+    result = call("Read", path="a.txt")
+    assert result.text == f"     1\t{'x' * 2000} [… line cut: 5000 characters in all]\n     2\tnext\n"
+
+
+def test_a_line_larger_than_any_answer_is_cut(call: Call, put: Put) -> None:
+    put("a.txt", "x" * 3_000_000 + "\nnext\n")
+    result = call("Read", path="a.txt")
+    assert result.status == "partial"
+    assert "longer still" in result.text
+    assert result.text.endswith("go on with offset 2]\n")
+
+
+def test_crlf_bom_and_odd_bytes_are_readable(call: Call, put: Put) -> None:
+    put("a.txt", b"\xef\xbb\xbfone\r\ntw\xff\r\n")
+    assert call("Read", path="a.txt").text == "     1\tone\n     2\ttw\ufffd\n"
+
+
+def test_form_feed_and_line_separator_do_not_break_lines(call: Call, put: Put) -> None:
+    put("a.txt", "a\fb\u2028c\x85d\n")
+    assert call("Read", path="a.txt").data["total_lines"] == 1
+
+
+def test_an_empty_file_is_said_in_words(call: Call, put: Put) -> None:
+    put("a.txt", "")
+    assert call("Read", path="a.txt").text == "(the file is empty)"
+
+
+def test_an_offset_beyond_the_end_names_the_end(call: Call, put: Put) -> None:
+    put("a.txt", "one\n")
+    refused = failure(call, path="a.txt", offset=2)
+    assert refused.code is ErrorCode.INVALID_PARAM
+    assert "has 1 lines" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("missing", ErrorCode.NOT_FOUND),
+        ("missing.png", ErrorCode.NOT_FOUND),
+        (".", ErrorCode.IS_DIRECTORY),
+        ("a.bin", ErrorCode.BINARY_FILE),
+        ("a.png", ErrorCode.BINARY_FILE),
+        ("a.ipynb", ErrorCode.INVALID_PARAM),
+        ("fifo", ErrorCode.NOT_REGULAR_FILE),
+        ("/dev/null", ErrorCode.NOT_REGULAR_FILE),
+        ("loop", ErrorCode.INVALID_PARAM),
+        ("broken", ErrorCode.NOT_FOUND),
+        ("closed", ErrorCode.ACCESS_DENIED),
+        ("a\0b", ErrorCode.INVALID_PARAM),
+    ],
+)
+def test_what_cannot_be_read_has_its_own_error(call: Call, put: Put, path: str, code: ErrorCode) -> None:
+    put("a.bin", b"\0\1")
+    put("a.png", b"\x89PNG\0")
+    put("a.ipynb", "{}")
+    call("Bash", command="mkfifo fifo; ln -s loop loop; ln -s nowhere broken; touch closed; chmod 0 closed")
+    assert failure(call, path=path).code is code
+
+
+def test_dots_and_links_lead_to_one_canonical_path(call: Call, put: Put, inside: str) -> None:
+    put("a.txt", "x")
+    put("sub/b.txt", "x")
+    call("Bash", command="ln -s a.txt link")
+    paths = {
+        call("Read", path=path).data["path"] for path in ("a.txt", "./a.txt", "sub/../a.txt", "link", f"{inside}/a.txt")
+    }
+    assert paths == {f"{inside}/a.txt"}
