@@ -16,15 +16,15 @@ SessionStatus = Literal["completed", "stopped", "failed", "cancelled"]
 
 
 class _Event(BaseModel):
-    """Shared settings of all events."""
+    """Shared settings of all events; their validators are built at first use, to start fast."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class CutInfo(BaseModel):
     """How much of an answer the model does not see."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     total_bytes: int
     """Size of the whole result."""
@@ -236,7 +236,9 @@ Event = (
 EventSink = Callable[[Event], None]
 """Takes one event; must neither block for long nor raise."""
 
-_ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="type")])
+_ADAPTER: TypeAdapter[Event] = TypeAdapter(
+    Annotated[Event, Field(discriminator="type")], config=ConfigDict(defer_build=True)
+)
 
 
 def parse_event(fields: Any) -> Event:
