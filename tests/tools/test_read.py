@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.base import ErrorCode, ToolFailure, ToolResult
+from tools.base import ErrorCode, RunContext, ToolFailure, ToolResult
+from tools.grep import Grep, GrepParameters
+from tools.read import Read, ReadParameters
 
 pytestmark = pytest.mark.docker
 Call = Callable[..., ToolResult]
@@ -111,3 +113,9 @@ def test_dots_and_links_lead_to_one_canonical_path(call: Call, put: Put, inside:
         call("Read", path=path).data["path"] for path in ("a.txt", "./a.txt", "sub/../a.txt", "link", f"{inside}/a.txt")
     }
     assert paths == {f"{inside}/a.txt"}
+
+
+def test_a_joined_read_is_read_again(put: Put, context: Callable[..., RunContext]) -> None:
+    put("a.txt", "one\n")
+    assert Read().run(ReadParameters(path="a.txt"), context(join=True)).text == "     1\tone\n"
+    assert Grep().run(GrepParameters(pattern="one"), context(join=True)).data["total"] == 1
