@@ -19,8 +19,8 @@ PIECES = [
     "cat", "rm x", "rm", "f", " ", "\n", ";", "|", "&", "&&", "||", "'", '"', "\\", "$", "(", ")", "{", "}", "`", "<",
     ">",
     "2>&1", ">/dev/null", "2>/dev/null", "<f", "<<<", "#", " #", "=", "-", "--", "-n", "!", "*", "?", "~", "[", "]",
-    "ls", "env", "command", "xargs", "timeout 5", "nice", "find . -exec", "{}", "\\;", "+", "time", "exec", "builtin", "$x",
-    "${x}",
+    "ls", "env", "command", "xargs", "timeout 5", "nice", "find . -exec", "{}", "\\;", "+", "time", "exec", "builtin",
+    "$x", "${x}",
     "$(", "\t", "$'", ",", "2", "&>", ">&", "<(", "-d", "-e", "-u", "-i", "-S", "-c", "-exec", "sed -n", "1p", "head",
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from([*PIECES, *(f"{piece} " for piece in PIECES)]), min_size=2, max_size=9).map("".join)
