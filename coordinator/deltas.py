@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.errors import ModelError, ModelRefused, ModelUnavailable, ReplyBroken
-from coordinator.fragments import CallFragments, fragment_id, fragment_index, fragment_name, mend, merge_fields
+from coordinator.fragments import CallFragments, fragment_id, fragment_index, fragment_name, mend, merge_fields, settled
 from coordinator.reply import ModelReply, RawCall, Usage
 
 _REFUSING_CODES = frozenset({400, 401, 403, 404, 405, 413, 422})
@@ -203,14 +203,14 @@ class ReplyGatherer:
         self._usage = Usage(prompt, completion, total or prompt + completion)
 
     def _raw(self, text: str, refusal: str | None, calls: list[CallFragments]) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", **self._message, "content": text or None}
+        message: dict[str, Any] = {"role": "assistant", **settled(self._message), "content": text or None}
         if refusal:
             message["refusal"] = refusal
         if self._parts:
             message["content_parts"] = self._parts
         if calls:
             message["tool_calls"] = [call.raw() for call in calls]
-        choice = {"index": 0, **self._choice, "finish_reason": self._finish_reason, "message": message}
+        choice = {"index": 0, **settled(self._choice), "finish_reason": self._finish_reason, "message": message}
         return {**self._envelope, "object": "chat.completion", "choices": [choice], "usage": self._raw_usage}
 
 

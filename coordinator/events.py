@@ -234,7 +234,7 @@ Event = (
 """Any event."""
 
 EventSink = Callable[[Event], None]
-"""Takes one event; must neither block for long nor raise."""
+"""Takes one event and does not block for long. A `SandhogError` from it ends the session: it could not be kept."""
 
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(
     Annotated[Event, Field(discriminator="type")], config=ConfigDict(defer_build=True)

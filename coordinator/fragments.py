@@ -61,9 +61,9 @@ class CallFragments:
 
     def raw(self) -> dict[str, Any]:
         """The call as an unstreamed message holds it."""
-        function = {"name": self.name, "arguments": self.arguments(), **self._unknown.get("function", {})}
-        rest = {k: v for k, v in self._unknown.items() if k != "function"}
-        return {"id": self.id, "type": "function", **rest, "function": function}
+        unknown = settled(self._unknown)
+        function = {"name": self.name, "arguments": self.arguments(), **unknown.pop("function", {})}
+        return {"id": self.id, "type": "function", **unknown, "function": function}
 
     def _add_arguments(self, arguments: Any) -> None:
         if arguments is None:
@@ -108,20 +108,43 @@ def fragment_name(fragment: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
+class _Growing(list[str]):
+    """Text in pieces: joined once at its end, because a model may reason for a hundred thousand deltas."""
+
+
 def merge_fields(into: dict[str, Any], added: Mapping[str, Any]) -> None:
-    """Continues unknown fields the way deltas do: text and lists grow, objects merge, anything else is replaced."""
+    """Continues unknown fields the way deltas do: text and lists grow, objects merge, anything else is replaced.
+
+    `into` belongs to this function until `settled` has been called on it.
+    """
     for name, value in added.items():
         old = into.get(name)
         if value is None and old is not None:
             continue
-        if isinstance(old, str) and isinstance(value, str) and name not in _REPLACED:
-            into[name] = old + value
-        elif isinstance(old, list) and isinstance(value, list):
-            into[name] = [*old, *value]
-        elif isinstance(old, dict) and isinstance(value, dict):
+        if isinstance(value, str) and isinstance(old, _Growing):
+            old.append(value)
+        elif isinstance(value, str) and isinstance(old, str) and name not in _REPLACED:
+            into[name] = _Growing([old, value])
+        elif isinstance(value, list) and type(old) is list:
+            old.extend(value)
+        elif isinstance(value, dict) and isinstance(old, dict):
             merge_fields(old, value)
+        elif isinstance(value, dict):
+            into[name] = {}
+            merge_fields(into[name], value)
         else:
-            into[name] = dict(value) if isinstance(value, dict) else value
+            into[name] = list(value) if isinstance(value, list) else value
+
+
+def settled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What `merge_fields` gathered, as plain values."""
+    return {name: _settled(value) for name, value in fields.items()}
+
+
+def _settled(value: Any) -> Any:
+    if isinstance(value, _Growing):
+        return "".join(value)
+    return settled(value) if isinstance(value, dict) else value
 
 
 def mend(text: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -328,7 +329,7 @@ def _gather(gatherer: ReplyGatherer, events: list[str], on_text: Callable[[str],
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds the endpoint asked for; dates are left to the backoff."""
+    """Seconds the endpoint asked for, as a number or as a date against its own clock."""
     for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) / unit
@@ -336,7 +337,11 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
             continue
         if 0 <= seconds < float("inf"):
             return seconds
-    return None
+    try:
+        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(headers["date"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return max(wait.total_seconds(), 0.0)
 
 
 def _given_up(error: ModelError, tries: int) -> ModelError:

@@ -68,7 +68,10 @@ class Turn:
     is_cut: bool = False
     """Whether the connection breaks half-way."""
     first: tuple["Turn", ...] = ()
-    """Played once each, one a request of any session, before this turn itself: failures that pass."""
+    """Played once each, one a request of any session, before this turn itself: failures that pass.
+
+    A script that is a function must give the same `Turn` object each time.
+    """
 
 
 Script = Sequence[Turn] | Callable[[list[dict[str, Any]]], Turn]
@@ -91,7 +94,7 @@ class ScriptedEndpoint:
         self.model = model
         self.requests: deque[dict[str, Any]] = deque(maxlen=KEPT_REQUESTS)
         self.closing = threading.Event()
-        self._played: dict[int, int] = {}
+        self._played: dict[int, tuple[Turn, int]] = {}
         self._lock = threading.Lock()
         self._server = _Server(self, port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="scripted-endpoint")
@@ -112,8 +115,9 @@ class ScriptedEndpoint:
         if not turn.first:
             return turn
         with self._lock:
-            played = self._played.get(id(turn), 0)
-            self._played[id(turn)] = played + 1
+            # The turn is kept beside its count, so that no other can get its id.
+            _, played = self._played.get(id(turn), (turn, 0))
+            self._played[id(turn)] = (turn, played + 1)
         return turn.first[played] if played < len(turn.first) else turn
 
     def close(self) -> None:

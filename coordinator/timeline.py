@@ -48,7 +48,7 @@ class Timeline:
 
     Args:
         stream: Where it is shown, as a rule stderr.
-        is_live: Whether to redraw; None: if `stream` is a terminal.
+        is_live: Whether to redraw; None: if `stream` is a terminal that can.
         clock: Monotonic seconds.
     """
 
@@ -57,7 +57,8 @@ class Timeline:
     ) -> None:
         self._clock = clock
         self._started_s: float | None = None
-        is_live = stream.isatty() if is_live is None else is_live
+        if is_live is None:
+            is_live = stream.isatty() and not Console(file=stream).is_dumb_terminal
         self._show: _Live | _Plain = _Live(stream, clock) if is_live else _Plain(stream)
         self._summaries: dict[tuple[int, int], str] = {}
 

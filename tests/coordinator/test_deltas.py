@@ -1,6 +1,7 @@
 """Streamed replies against the unstreamed ones they stand for."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -189,6 +190,22 @@ def test_unknown_fields_are_kept_whole() -> None:
     assert message["extra"] == {"a": 1, "b": 2}
     assert message["tool_calls"][0]["extra_content"] == {"sig": "s"}
     assert reply.raw["system_fingerprint"] == "f"
+
+
+def test_a_long_train_of_thought_costs_no_more_than_its_length() -> None:
+    began = time.thread_time()
+    thoughts = [delta(reasoning_content="thought " * 4, logprobs=[1]) for _ in range(50_000)]
+    reply = gathered(*thoughts, delta(finish="stop"))
+    assert len(reply.raw_message["reasoning_content"]) == 50_000 * 32
+    assert len(reply.raw_message["logprobs"]) == 50_000
+    assert time.thread_time() - began < 5
+
+
+def test_what_was_gathered_from_is_left_as_it_was() -> None:
+    first, second = delta(extra={"a": [1]}, list=[1]), delta(extra={"a": [2]}, list=[2], finish="stop")
+    before = json.dumps(first)
+    assert gathered(first, second).raw_message["extra"] == {"a": [1, 2]}
+    assert json.dumps(first) == before
 
 
 def test_a_stream_without_a_finish_reason_is_broken() -> None:

@@ -142,6 +142,16 @@ async def test_retry_after_is_obeyed() -> None:
     assert client.waits_s == [7.0]
 
 
+async def test_retry_after_as_a_date_counts_by_the_endpoints_own_clock() -> None:
+    head = b"HTTP/1.1 503 Busy\r\nDate: Wed, 30 Jan 2030 10:00:00 GMT\r\nContent-Length: 0\r\n"
+    busy = head + b"Retry-After: Wed, 30 Jan 2030 10:00:09 GMT\r\n\r\n"
+    body = event(delta={"content": "ok"}, finish_reason="stop")
+    async with answering(busy, http(body)) as base_url:
+        client = Asked(base_url)
+        assert (await client.reply()).text == "ok"
+    assert client.waits_s == [9.0]
+
+
 async def test_a_wait_beyond_the_time_for_retries_is_not_begun() -> None:
     client, error = await asked([Turn(status=429, retry_after_s=1000)])
     assert isinstance(error, ModelUnavailable)
