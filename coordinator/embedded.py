@@ -32,6 +32,7 @@ PASSED_ON = (
     "DOCKER_CERT_PATH",
     "DOCKER_TLS_VERIFY",
     "XDG_RUNTIME_DIR",
+    "PYTHONPATH",
 )
 """What the worker gets of this process's environment: no key of any kind."""
 
@@ -52,6 +53,7 @@ class Embedded:
         self._socket = _socket_path(self.run_dir)
         self._dead_man_s = dead_man_s
         self._restarts = 0
+        self._is_closed = False
         (self.run_dir / "owner.json").write_text(json.dumps(_identity(os.getpid())))
         read_end, self._write_end = os.pipe()
         os.set_inheritable(read_end, True)
@@ -82,15 +84,16 @@ class Embedded:
         return "The worker ended and was started again."
 
     def close(self) -> None:
-        """End the worker with its boxes, then Redis, and remove their directory."""
+        """End the worker with its boxes, then Redis, and remove their directory. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         os.close(self._write_end)
         os.close(self._read_end)
-        for process in (self._worker, self._redis):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        _wait(self._worker)
+        # The worker ends Redis itself; one that died before could not.
+        self._redis.terminate()
+        _wait(self._redis)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self._socket.unlink(missing_ok=True)
 
@@ -122,7 +125,9 @@ class Embedded:
             "SANDHOG_OWNER_FD": str(self._read_end),
             "SANDHOG_DEAD_MAN_S": str(self._dead_man_s),
         }
-        return self._spawn([sys.executable, "-m", "worker", "run"], "worker.log", environment, self._read_end)
+        # Safe path: the working directory is the user's, and a module in it must not be taken for one of ours.
+        argv = [sys.executable, "-P", "-m", "worker", "run"]
+        return self._spawn(argv, "worker.log", environment, self._read_end)
 
     def _spawn(
         self, argv: list[str], log_name: str, environment: dict[str, str], *passed_fds: int
@@ -146,6 +151,15 @@ class Embedded:
             return (self.run_dir / log_name).read_text(errors="replace")[-2_000:].strip()
         except OSError:
             return ""
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that is about to end; kill it when it does not."""
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def sweep(runs: Path) -> list[str]:
