@@ -1,10 +1,11 @@
 """The budget of one step: collect → **budget** → history.
 
 Each result is within its own bound already (the worker's doing). Where a step's results together are over theirs,
-the largest ones that were not cut yet are cut until they fit; what is cut names the file that holds all of it.
+the largest ones, first of those that were not cut yet, are cut until they fit; what is cut names the file that holds
+all of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.events import CutInfo
@@ -71,24 +72,31 @@ def answered(call: PlannedCall, outcome: CallOutcome, time_ms: float) -> Answere
 
 
 def within_step(answers: Sequence[Answered], bound_bytes: int = STEP_BYTES) -> list[Answered]:
-    """Return the answers, in their order, with texts that fit the step's bound together."""
-    kept = list(answers)
-    sizes = [len(one.result.text.encode()) for one in kept]
-    surplus = sum(sizes) - bound_bytes
-    uncut = sorted((at for at, one in enumerate(kept) if one.cut is None), key=lambda at: -sizes[at])
-    for place, at in enumerate(uncut):
-        if surplus <= 0:
-            break
-        # The largest is brought down to the next one's size or as far as needed; the last round takes what is left.
-        floor = sizes[uncut[place + 1]] if place + 1 < len(uncut) else LEAST_BYTES
-        target = max(LEAST_BYTES, min(floor, sizes[at]), sizes[at] - surplus)
-        if target >= sizes[at]:
-            target = max(LEAST_BYTES, sizes[at] - surplus)
-        kept[at] = _cut(kept[at], target)
-        new_size = len(kept[at].result.text.encode())
-        surplus -= sizes[at] - new_size
-        sizes[at] = new_size
-    return kept
+    """Return the answers, in their order, with texts that fit the step's bound together.
+
+    Those that were cut at the worker are cut once more only where cutting the others is not enough.
+    """
+    kept = _fitted(answers, [at for at, one in enumerate(answers) if one.cut is None], bound_bytes)
+    return _fitted(kept, range(len(kept)), bound_bytes)
+
+
+def _fitted(answers: Sequence[Answered], cuttable: Collection[int], bound_bytes: int) -> list[Answered]:
+    """Return the answers with the largest of the cuttable ones brought down to one common size."""
+    sizes = [len(one.result.text.encode()) for one in answers]
+    room = bound_bytes - sum(size for at, size in enumerate(sizes) if at not in cuttable)
+    level = _level([sizes[at] for at in cuttable], room)
+    return [_cut(one, level) if at in cuttable and sizes[at] > level else one for at, one in enumerate(answers)]
+
+
+def _level(sizes: Sequence[int], room_bytes: int) -> int:
+    """Return the size above which texts must be cut to it, so that all of them fit the room."""
+    left = len(sizes)
+    for size in sorted(sizes):
+        if size * left > room_bytes:
+            return max(LEAST_BYTES, room_bytes // left)
+        room_bytes -= size
+        left -= 1
+    return max(sizes, default=0)
 
 
 def _cut(answer: Answered, bound_bytes: int) -> Answered:
@@ -96,5 +104,6 @@ def _cut(answer: Answered, bound_bytes: int) -> Answered:
     cut = cut_text(answer.result.text, bound_bytes, hint=hint)
     if not cut.is_cut:
         return answer
-    info = CutInfo(total_bytes=cut.total_bytes, shown_bytes=cut.shown_bytes, path=answer.spill_path or None)
+    total_bytes = answer.cut.total_bytes if answer.cut else cut.total_bytes
+    info = CutInfo(total_bytes=total_bytes, shown_bytes=cut.shown_bytes, path=answer.spill_path or None)
     return replace(answer, result=answer.result.with_text(cut.text), cut=info)
