@@ -77,7 +77,7 @@ def summarise(arguments: str | Mapping[str, Any] | None) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return _one_line(str(arguments))
     if not isinstance(arguments, Mapping):
         return _one_line("" if arguments is None else str(arguments))
