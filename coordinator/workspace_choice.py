@@ -55,9 +55,11 @@ def choose(wanted: Wanted, *, owner_uid: int, own_uid: int) -> Chosen:
             f"{wanted.directory} is owned by root, and commands in the box would run as root on it. Leave --bind out "
             "to work on a private copy (add --apply to have the result put back), or add --as-root to bind it anyway."
         )
-    if wanted.bind and own_uid not in (0, owner_uid):
+    is_roots_by_wish = wanted.as_root and owner_uid == 0
+    if (wanted.bind or wanted.as_root) and own_uid not in (0, owner_uid) and not is_roots_by_wish:
         raise ConfigError(
-            f"{wanted.directory} is owned by another user (uid {owner_uid}). Leave --bind out to work on a copy."
+            f"{wanted.directory} is owned by another user (uid {owner_uid}). Leave --bind and --as-root out to work on "
+            "a copy."
         )
     mode, reason = _mode(wanted, owner_uid, own_uid)
     policy = wanted.policy or (Policy.BOXED if mode is WorkspaceMode.COPY else Policy.GUARDED)
