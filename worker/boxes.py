@@ -46,6 +46,7 @@ class Boxes:
         self._env = dict(env or {})
         self._seats: dict[str, _Seat] = {}
         self._guard = threading.Lock()
+        self._is_closed = False
         self._starts = threading.Semaphore(CONCURRENT_STARTS)
 
     def adopt(self) -> list[str]:
@@ -64,6 +65,8 @@ class Boxes:
         """
         seat = self._seat(order.session)
         with seat.lock:
+            if self._is_closed:
+                raise BoxUnavailable("the node is ending")
             if seat.box is not None and not seat.box.is_alive():
                 self._drop(seat, "the box ended")
             if seat.box is None:
@@ -112,10 +115,14 @@ class Boxes:
     def close(self) -> None:
         """End every box of this node."""
         with self._guard:
+            self._is_closed = True
             seats, self._seats = list(self._seats.values()), {}
         for seat in seats:
-            if seat.box is not None:
-                seat.box.close()
+            # A start that is under way is waited for, so that its box is not left behind.
+            with seat.lock:
+                if seat.box is not None:
+                    seat.box.close()
+                    seat.box = None
         self._engine.close()
 
     def _seat(self, session: str) -> _Seat:
