@@ -3,6 +3,7 @@
 A server that is missing is a skip at home and a failure where `SANDHOG_REQUIRE_SERVERS=1` says that it must be there.
 """
 
+import contextlib
 import functools
 import os
 import shutil
@@ -93,6 +94,36 @@ def state_dir() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def redis_server(until: Until) -> Iterator[Path]:
     """The socket of a Redis of this test run."""
+    with private_redis(until) as socket:
+        yield socket
+
+
+@pytest.fixture
+def second_redis(until: Until) -> Iterator[str]:
+    """The socket of another Redis, for one test."""
+    with private_redis(until) as socket:
+        yield str(socket)
+
+
+@pytest.fixture
+def redis_url(redis_server: Path) -> Iterator[str]:
+    """The address of a Redis that is empty."""
+    url = f"unix://{redis_server}"
+    with sync_client(url) as client:
+        client.flushall()
+        yield url
+        client.flushall()
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of the empty Redis that repeats nothing by itself."""
+    with sync_client(redis_url) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def private_redis(until: Until) -> Iterator[Path]:
     directory = short_directory()
     socket = directory / "s"
     log = directory / "log"
@@ -114,23 +145,6 @@ def redis_server(until: Until) -> Iterator[Path]:
             os.kill(process.pid, signal.SIGTERM)
         process.wait(START_S)
         shutil.rmtree(directory)
-
-
-@pytest.fixture
-def redis_url(redis_server: Path) -> Iterator[str]:
-    """The address of a Redis that is empty."""
-    url = f"unix://{redis_server}"
-    with sync_client(url) as client:
-        client.flushall()
-        yield url
-        client.flushall()
-
-
-@pytest.fixture
-def redis_client(redis_url: str) -> Iterator[redis.Redis]:
-    """A client of the empty Redis that repeats nothing by itself."""
-    with sync_client(redis_url) as client:
-        yield client
 
 
 def sync_client(url: str) -> redis.Redis:

@@ -1,0 +1,188 @@
+"""The reply reader on a real Redis: each reply reaches the one who expects it, and no garbage or cut ends it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import redis
+
+from coordinator.collect import ReplyReader
+from coordinator.store import connect
+from worker.contract import keys
+from worker.contract.replies import REPLY_FIELD, Reply
+
+STREAM = keys.reply_stream("c1")
+WAIT_S = 5.0
+
+
+@pytest.fixture
+async def reader(redis_url: str) -> AsyncIterator[ReplyReader]:
+    client = connect(redis_url)
+    async with ReplyReader(client, "c1") as reader:
+        yield reader
+    await client.aclose()
+
+
+def append(client: redis.Redis, task_id: str, **result: Any) -> None:
+    entry = json.dumps({"task_id": task_id, "status": "SUCCESS", "result": result})
+    client.xadd(STREAM, {REPLY_FIELD: entry})
+
+
+async def come(future: "asyncio.Future[Reply]") -> Reply:
+    return await asyncio.wait_for(future, WAIT_S)
+
+
+async def reading(client: redis.Redis) -> int:
+    """Return how many connections are blocked in a read; waits until there is one."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            info: Any = client.info("clients")
+            if info["blocked_clients"]:
+                return int(info["blocked_clients"])
+            await asyncio.sleep(0.005)
+
+
+async def test_a_reply_reaches_the_one_who_expects_it(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    one, other = reader.expect("t1"), reader.expect("t2")
+
+    append(redis_client, "t2", n=2)
+    append(redis_client, "t1", n=1)
+
+    assert await come(one) == Reply("t1", True, {"n": 1}, "")
+    assert await come(other) == Reply("t2", True, {"n": 2}, "")
+
+
+async def test_a_reply_that_was_there_before_the_reader_is_read(redis_url: str, redis_client: redis.Redis) -> None:
+    append(redis_client, "t1", n=1)
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c1")
+    future = reader.expect("t1")
+    async with reader:
+        assert (await come(future)).result == {"n": 1}
+    await client.aclose()
+
+
+async def test_more_replies_than_one_read_takes_all_come(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    futures = [reader.expect(f"t{number}") for number in range(1_000)]
+    with redis_client.pipeline() as pipe:
+        for number in range(1_000):
+            entry = json.dumps({"task_id": f"t{number}", "status": "SUCCESS", "result": {"n": number}})
+            pipe.xadd(STREAM, {REPLY_FIELD: entry})
+        pipe.execute()
+
+    replies = [await come(future) for future in futures]
+
+    assert [reply.result for reply in replies] == [{"n": number} for number in range(1_000)]
+
+
+async def test_reading_goes_on_where_a_cut_connection_left_it(
+    reader: ReplyReader, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = reader.expect("t1")
+    append(redis_client, "t1", n=1)
+    await come(before)
+    after = reader.expect("t2")
+    assert await reading(redis_client) == 1
+
+    with redis_client.pipeline() as pipe:
+        # At once, so that the entry is there before the reader is back.
+        pipe.client_kill_filter(_type="normal", skipme=True)
+        pipe.xadd(STREAM, {REPLY_FIELD: json.dumps({"task_id": "t2", "status": "SUCCESS", "result": {"n": 2}})})
+        pipe.execute()
+
+    assert (await come(after)).result == {"n": 2}
+    assert "the reply stream is away" in caplog.text
+
+
+async def test_many_cuts_lose_nothing(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    for number in range(5):
+        future = reader.expect(f"t{number}")
+        await reading(redis_client)
+        redis_client.client_kill_filter(_type="normal", skipme=True)
+        append(redis_client, f"t{number}", n=number)
+        assert (await come(future)).result == {"n": number}
+
+
+async def test_what_nobody_expects_is_dropped(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    append(redis_client, "unknown", n=0)
+    future = reader.expect("t1")
+    append(redis_client, "t1", n=1)
+
+    assert (await come(future)).result == {"n": 1}
+
+
+async def test_a_forgotten_reply_is_dropped(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    forgotten, later = reader.expect("t1"), reader.expect("t2")
+    reader.forget("t1")
+    reader.forget("never expected")
+    append(redis_client, "t1", n=1)
+    append(redis_client, "t2", n=2)
+
+    await come(later)
+    assert not forgotten.done()
+
+
+async def test_a_reply_whose_waiter_went_away_hurts_nobody(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    gone, later = reader.expect("t1"), reader.expect("t2")
+    gone.cancel()
+    append(redis_client, "t1", n=1)
+    append(redis_client, "t2", n=2)
+
+    assert (await come(later)).result == {"n": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {REPLY_FIELD: "garbage"},
+        {REPLY_FIELD: b"\xff\xfe\x00"},
+        {REPLY_FIELD: "[" * 200_000},
+        {REPLY_FIELD: '{"task_id":["t1"],"status":"SUCCESS"}'},
+        {"other": "x"},
+    ],
+)
+async def test_garbage_is_passed_over(reader: ReplyReader, redis_client: redis.Redis, fields: dict[Any, Any]) -> None:
+    future = reader.expect("t1")
+    redis_client.xadd(STREAM, fields)
+    append(redis_client, "t1", n=1)
+
+    assert (await come(future)).result == {"n": 1}
+
+
+async def test_the_first_state_of_a_task_wins(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    first, later = reader.expect("t1"), reader.expect("t2")
+    append(redis_client, "t1", n=1)
+    append(redis_client, "t1", n=2)
+    append(redis_client, "t2", n=3)
+
+    await come(later)
+    assert (await come(first)).result == {"n": 1}
+
+
+async def test_expecting_twice_is_one_expectation(reader: ReplyReader) -> None:
+    assert reader.expect("t1") is reader.expect("t1")
+
+
+async def test_what_was_read_does_not_pile_up(
+    reader: ReplyReader, redis_client: redis.Redis, until: Callable[..., None]
+) -> None:
+    future = reader.expect("last")
+    for number in range(1_000):
+        append(redis_client, f"t{number}", text="x" * 100)
+    append(redis_client, "last")
+    await come(future)
+    await reading(redis_client)
+
+    # Redis trims whole nodes of a stream, of a hundred entries each.
+    assert redis_client.xlen(STREAM) <= 200
+
+
+async def test_another_coordinators_replies_are_not_ours(reader: ReplyReader, redis_client: redis.Redis) -> None:
+    future = reader.expect("t1")
+    entry = json.dumps({"task_id": "t1", "status": "SUCCESS", "result": {"n": 2}})
+    redis_client.xadd(keys.reply_stream("c2"), {REPLY_FIELD: entry})
+    append(redis_client, "t1", n=1)
+
+    assert (await come(future)).result == {"n": 1}

@@ -1,0 +1,168 @@
+"""The coordinator's side of the shared state, on a real Redis."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+
+from coordinator.store import Store, connect
+from worker.contract import keys, scripts
+from worker.contract.orders import CallKey, NodeLife
+
+LIFE = NodeLife(node="a", incarnation="a-1", places=2, lanes=8)
+KEY = CallKey(session="s1", generation=1, step=1, index=0)
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    client = connect(redis_url)
+    yield Store(client)
+    await client.aclose()
+
+
+def register(client: redis.Redis, life: NodeLife, lease: str | None = None) -> None:
+    client.sadd(keys.NODES, life.node)
+    client.set(keys.node(life.node), life.model_dump_json())
+    client.set(keys.lease(life.node), lease or life.incarnation)
+
+
+def claim(client: redis.Redis, key: CallKey) -> bytes:
+    """What a worker does."""
+    names = [keys.claim(str(key)), keys.session(key.session)]
+    answer = client.register_script(scripts.CLAIM)(keys=names, args=["t", key.generation, key.step, 60])
+    assert isinstance(answer, bytes)
+    return answer
+
+
+class TestNodes:
+    async def test_a_leased_node_is_seen(self, store: Store, redis_client: redis.Redis) -> None:
+        register(redis_client, LIFE)
+
+        view = await store.node("a")
+
+        assert view is not None
+        assert view.life == LIFE
+        assert view.is_leased
+
+    async def test_a_node_that_never_was_is_none(self, store: Store) -> None:
+        assert await store.node("a") is None
+        assert await store.nodes() == []
+
+    async def test_without_a_lease_it_is_seen_as_unleased(self, store: Store, redis_client: redis.Redis) -> None:
+        register(redis_client, LIFE)
+        redis_client.delete(keys.lease("a"))
+
+        view = await store.node("a")
+
+        assert view is not None
+        assert not view.is_leased
+
+    async def test_a_lease_of_another_life_is_none_of_this_one(self, store: Store, redis_client: redis.Redis) -> None:
+        register(redis_client, LIFE, lease="a-2")
+
+        view = await store.node("a")
+
+        assert view is not None
+        assert not view.is_leased
+
+    async def test_all_nodes_come_by_name_and_forgotten_ones_not_at_all(
+        self, store: Store, redis_client: redis.Redis
+    ) -> None:
+        for name in ("b", "a"):
+            register(redis_client, LIFE.model_copy(update={"node": name}))
+        redis_client.sadd(keys.NODES, "expired")
+
+        assert [view.life.node for view in await store.nodes()] == ["a", "b"]
+
+
+class TestSessions:
+    async def test_a_new_owner_fences_the_older_one(self, store: Store) -> None:
+        first = await store.open_session("s1")
+        assert await store.begin_step("s1", first, 1)
+
+        second = await store.open_session("s1")
+
+        assert second == first + 1
+        assert not await store.begin_step("s1", first, 2)
+        assert await store.begin_step("s1", second, 1)
+
+    async def test_a_generation_from_the_transcript_is_the_least(self, store: Store) -> None:
+        assert await store.open_session("s1", least_generation=5) == 5
+
+    async def test_a_closed_session_claims_nothing_more(self, store: Store, redis_client: redis.Redis) -> None:
+        await store.begin_step("s1", 1, 1)
+        assert claim(redis_client, KEY) == b"granted"
+
+        await store.close_session("s1")
+
+        assert claim(redis_client, KEY.next_attempt()) == b"stale_generation"
+
+
+class TestCalls:
+    async def test_a_fence_holds_before_a_claim_and_not_after(self, store: Store, redis_client: redis.Redis) -> None:
+        await store.begin_step("s1", 1, 1)
+        other = KEY.next_attempt()
+        claim(redis_client, KEY)
+
+        assert await store.fence([KEY, other]) == [False, True]
+        assert claim(redis_client, other) == b"fenced"
+
+    async def test_fencing_nothing_is_nothing(self, store: Store) -> None:
+        assert await store.fence([]) == []
+
+    async def test_a_claim_is_seen(self, store: Store, redis_client: redis.Redis) -> None:
+        await store.begin_step("s1", 1, 1)
+        assert not await store.is_claimed(KEY)
+
+        claim(redis_client, KEY)
+
+        assert await store.is_claimed(KEY)
+        assert not await store.is_claimed(KEY.next_attempt())
+
+    async def test_forgotten_calls_leave_no_key(self, store: Store, redis_client: redis.Redis) -> None:
+        await store.fence([KEY, KEY.next_attempt()])
+        await store.forget_calls([KEY, KEY.next_attempt()])
+        await store.forget_calls([])
+
+        assert redis_client.dbsize() == 0
+
+    async def test_a_grant_is_left_for_the_worker_and_expires(self, store: Store, redis_client: redis.Redis) -> None:
+        await store.grant("s1", "digest")
+
+        assert 0 < int(redis_client.ttl(keys.grant("s1", "digest"))) <= keys.GRANT_TTL_S
+
+
+class TestPlaces:
+    async def test_a_node_takes_as_many_sessions_as_it_has_places(self, store: Store) -> None:
+        taken = [await store.take_place(LIFE, session) for session in ("s1", "s2", "s3", "s1")]
+
+        assert taken == [True, True, False, True]
+
+    async def test_a_place_given_back_is_free(self, store: Store) -> None:
+        for session in ("s1", "s2"):
+            await store.take_place(LIFE, session)
+        await store.give_place("a", "s1")
+        await store.give_place("a", "never had one")
+
+        assert await store.take_place(LIFE, "s3")
+
+    async def test_each_node_has_places_of_its_own(self, store: Store) -> None:
+        one_place = LIFE.model_copy(update={"places": 1})
+
+        assert await store.take_place(one_place, "s1")
+        assert await store.take_place(one_place.model_copy(update={"node": "b"}), "s2")
+
+    async def test_lanes_are_taken_from_the_first_and_given_back(self, store: Store, redis_client: redis.Redis) -> None:
+        assert await store.take_lanes("a", 3, ["x"]) == 1
+        assert await store.take_lanes("a", 3, ["1", "2", "3"]) == 2
+        assert await store.take_lanes("a", 3, ["3"]) == 0
+
+        await store.give_lanes("a", ["1", "unknown"])
+        await store.give_lanes("a", [])
+
+        assert await store.take_lanes("a", 3, ["3"]) == 1
+        assert redis_client.zcard(keys.lanes("a")) == 3
+
+
+async def test_the_life_of_redis_has_a_name_that_stays(store: Store, redis_client: redis.Redis) -> None:
+    assert await store.run_id() == await store.run_id() == redis_client.info("server")["run_id"]
