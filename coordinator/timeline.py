@@ -88,6 +88,9 @@ class Timeline:
             case BoxReplaced():
                 self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
             case Notice():
+                # A warning while text comes means that this text is void: its reply is asked for again.
+                if event.level != "info":
+                    self._show.drop_text()
                 self._show.lines([Line(visible(event.text), _NOTICE_STYLES[event.level])])
             case SessionEnded():
                 self._ended(event)
@@ -102,10 +105,6 @@ class Timeline:
             yield
         finally:
             self._show.resume()
-
-    def drop_text(self) -> None:
-        """Forgets text that is still coming: its reply broke off and is asked for again."""
-        self._show.drop_text()
 
     def close(self) -> None:
         """Gives the terminal back; may be called again."""

@@ -287,10 +287,12 @@ def test_text_of_a_reply_that_broke_off_is_forgotten(terminal: Terminal) -> None
     timeline(StepStarted(step=1))
     timeline(TextDelta(step=1, text="false start"))
     terminal.wait_for(lambda text: "false start" in text)
-    timeline.drop_text()
+    timeline(Notice(level="warning", text="broke off"))
+    before = len(terminal.text)
     timeline(TextDelta(step=1, text="again"))
-    terminal.wait_for(lambda text: "again" in text.rpartition("false start")[2])
+    terminal.wait_for(lambda text: "again" in text.rpartition("broke off")[2])
     timeline.close()
+    assert "false start" not in terminal.text[before:].partition("again")[2]
 
 
 @pytest.mark.parametrize(
