@@ -62,7 +62,7 @@ class Server:
         """Serve until told to end."""
         self._loop.run()
 
-    def _accept(self, _: int) -> None:
+    def _accept(self, _events: int) -> None:
         relay, _address = self._listener.accept()
         with relay:
             relay.settimeout(2.0)

@@ -1,0 +1,151 @@
+"""Real boxes for the tests of the sandbox room; nothing of them is left behind."""
+
+import io
+import itertools
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from sandbox.box import Box
+from sandbox.engine import NODE_LABEL, DockerEngine, EngineSettings
+from sandbox.guest_folder import install
+from sandbox.requests import CallMark, RunAnswer, RunRequest
+from sandbox.spec import BoxSpec
+
+IMAGE = "sandhog-box:latest"
+BUSYBOX_IMAGE = "sandhog-test-busybox:latest"
+NODE = "sandbox-tests"
+AGENT = 10_001
+
+_keys = itertools.count(1)
+
+
+def new_mark(session: str = "s", step: int = 0, **changes: Any) -> CallMark:
+    fields = {"key": f"key-{next(_keys)}", "digest": "d", "session": session, "generation": 1, "step": step}
+    return CallMark(**{**fields, **changes})
+
+
+@pytest.fixture
+def mark() -> Callable[..., CallMark]:
+    """A call nobody made yet; fields can be given."""
+    return new_mark
+
+
+@pytest.fixture(scope="session")
+def guest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("guest"))
+
+
+@pytest.fixture(scope="session")
+def docker_client() -> Iterator[docker.APIClient]:
+    client = docker.APIClient(version="auto")
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def busybox_image(docker_client: docker.APIClient) -> Iterator[str]:
+    """An image with one static program, which is also its shell."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        pytest.skip("there is no static busybox here")
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        tar.add(busybox, "bin/busybox")
+        for name in ("sh", "sleep", "cat", "ls"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+    docker_client.import_image_from_data(data.getvalue(), "sandhog-test-busybox", "latest")
+    yield BUSYBOX_IMAGE
+    docker_client.remove_image(BUSYBOX_IMAGE, force=True)
+
+
+@pytest.fixture(scope="session")
+def make_engine(guest_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., DockerEngine]]:
+    """Engines of a node of this test run; all are closed and their boxes removed at the end."""
+    engines = []
+
+    def make(node: str = NODE, records_dir: Path | None = None, **settings: Any) -> DockerEngine:
+        records_dir = records_dir or tmp_path_factory.mktemp("records")
+        engine = DockerEngine(EngineSettings(node, guest_folder, records_dir, **settings))
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def engine(make_engine: Callable[..., DockerEngine], docker_client: docker.APIClient) -> Iterator[DockerEngine]:
+    engine = make_engine()
+    yield engine
+    engine.sweep()
+    left = docker_client.containers(all=True, filters={"label": f"{NODE_LABEL}={NODE}"})
+    assert not left, "the engine left containers behind"
+
+
+@pytest.fixture(scope="session")
+def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., BoxSpec]:
+    """Specifications with a workspace that belongs to the agent."""
+
+    def make(uid: int = AGENT, **fields: Any) -> BoxSpec:
+        base = tmp_path_factory.mktemp("box")
+        base.chmod(0o755)
+        workspace, spill = base / "workspace", base / "spill"
+        workspace.mkdir()
+        spill.mkdir()
+        shutil.chown(workspace, uid, uid)
+        return BoxSpec(**{"image": IMAGE, **fields}, workspace_dir=workspace, spill_dir=spill, uid=uid, gid=uid)
+
+    return make
+
+
+@pytest.fixture(scope="module", params=[AGENT, 0], ids=["agent", "root"])
+def box(request: pytest.FixtureRequest, engine: DockerEngine, make_spec: Callable[..., BoxSpec]) -> Iterator[Box]:
+    """A box shared by the tests of a module, once for a plain user and once for root."""
+    box = engine.start(make_spec(request.param), "s", 1)
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def fresh_box(engine: DockerEngine, make_spec: Callable[..., BoxSpec]) -> Iterator[Callable[..., Box]]:
+    """Boxes for one test, which may ruin them."""
+    boxes: list[Box] = []
+
+    def start(uid: int = AGENT, **fields: Any) -> Box:
+        boxes.append(engine.start(make_spec(uid, **fields), "s", 1))
+        return boxes[-1]
+
+    yield start
+    for box in boxes:
+        box.close()
+
+
+def shell_of(box: Box) -> Callable[..., RunAnswer]:
+    def run(command: str, on_output: Callable[[bytes], None] | None = None, **fields: Any) -> RunAnswer:
+        given = fields.pop("mark", None) or new_mark(fields.pop("session", "s"))
+        return box.run(RunRequest(given, command=command, **fields), on_output)
+
+    return run
+
+
+@pytest.fixture
+def shell() -> Callable[[Box], Callable[..., RunAnswer]]:
+    """Makes of a box a function that runs a command text."""
+    return shell_of
+
+
+@pytest.fixture
+def run(box: Box) -> Callable[..., RunAnswer]:
+    """Runs a command text in the shared box."""
+    run = shell_of(box)
+    run("cd /workspace")
+    return run

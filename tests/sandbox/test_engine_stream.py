@@ -1,0 +1,43 @@
+"""The engine's framing of an exec's streams is taken out, whatever the chunks."""
+
+import socket
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.engine_stream import ExecStream
+
+
+class Connection:
+    """What the Docker client gives: an object around a socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=30))), st.integers(1, 40))
+def test_standard_output_comes_out_whole(pieces: list[tuple[int, bytes]], step: int) -> None:
+    data = b"".join(struct.pack(">BxxxI", kind, len(piece)) + piece for kind, piece in pieces)
+    ours, theirs = socket.socketpair()
+    stream = ExecStream(Connection(ours))
+    got = b""
+    for start in range(0, len(data), step):
+        got += stream._split(data[start : start + step])
+    stream.close()
+    theirs.close()
+    assert got == b"".join(piece for kind, piece in pieces if kind == 1)
+    assert stream.errors == b"".join(piece for kind, piece in pieces if kind == 2)[:2000]
+
+
+def test_the_end_of_the_connection_is_empty_bytes() -> None:
+    ours, theirs = socket.socketpair()
+    stream = ExecStream(Connection(ours))
+    theirs.sendall(struct.pack(">BxxxI", 1, 2) + b"hi")
+    theirs.close()
+    assert stream.recv() == b"hi"
+    assert stream.recv() == b""
+    stream.close()
