@@ -144,6 +144,20 @@ class CallFinished(_Event):
     """What is special about how the answer came to be; None when nothing is."""
 
 
+class AnswerShortened(_Event):
+    """A recorded answer was cut further, because the step's answers together were too much."""
+
+    type: Literal["answer_shortened"] = "answer_shortened"
+    step: int
+    """The step it belongs to."""
+    index: int
+    """The call's place in the reply, from 0."""
+    cut: CutInfo
+    """How much the model sees now."""
+    answer: str
+    """The content of the `tool` message, exactly as the model gets it; takes the place of the recorded one."""
+
+
 class ApprovalAsked(_Event):
     """A call waits for a human's yes."""
 
@@ -225,6 +239,7 @@ Event = (
     | ModelReplied
     | CallStarted
     | CallFinished
+    | AnswerShortened
     | ApprovalAsked
     | ApprovalAnswered
     | BoxReplaced

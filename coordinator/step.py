@@ -12,6 +12,7 @@ from coordinator.approvals import Approver
 from coordinator.budget import Answered, answered, refused, within_step
 from coordinator.errors import LostSession
 from coordinator.events import (
+    AnswerShortened,
     ApprovalAnswered,
     ApprovalAsked,
     BoxReplaced,
@@ -65,21 +66,23 @@ class StepRunner:
         answers: dict[int, Answered] = {}
         for call in calls:
             if call.refusal is not None:
-                answers[call.index] = refused(call)
+                self._answer(step, refused(call), answers)
         # A refused call does not part its neighbours: it takes no part in the step's order.
         for stretch in stretches([call for call in calls if call.refusal is None]):
             await self._run_stretch(step, stretch, seat, cancelled, answers)
-        fitted = within_step([answers[call.index] for call in calls])
-        for answer in fitted:
-            self._finished(step, answer)
+        in_order = [answers[call.index] for call in calls]
+        fitted = within_step(in_order)
+        for before, after in zip(in_order, fitted, strict=True):
+            if after is not before and after.cut is not None:
+                self.emit(AnswerShortened(step=step, index=after.call.index, cut=after.cut, answer=after.content))
         return [answer.content for answer in fitted]
 
     def refuse(self, step: int, calls: Sequence[PlannedCall]) -> list[str]:
         """Return the answers of calls none of which can run; needs no box."""
-        answers = [refused(call) for call in calls]
-        for answer in answers:
-            self._finished(step, answer)
-        return [answer.content for answer in answers]
+        answers: dict[int, Answered] = {}
+        for call in calls:
+            self._answer(step, refused(call), answers)
+        return [answers[call.index].content for call in calls]
 
     async def _run_stretch(
         self, step: int, stretch: Stretch, seat: Seat, cancelled: asyncio.Event, answers: dict[int, Answered]
@@ -89,7 +92,7 @@ class StepRunner:
         for call in stretch.calls:
             verdict = decide(call.name, call.arguments, ToolPolicy(seat.policy.value))
             if verdict.decision is Decision.DENY:
-                answers[call.index] = _denied(call, verdict.reason)
+                self._answer(step, _denied(call, verdict.reason), answers)
                 continue
             if verdict.decision is Decision.ASK:
                 await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
@@ -111,7 +114,7 @@ class StepRunner:
         """Ask the human; return whether the call may run, leaving a grant for the worker if so."""
         session, digest = seat.box.session, call_digest(call.name, call.arguments)
         if cancelled.is_set():
-            answers[call.index] = _cancelled(call)
+            self._answer(step, _cancelled(call), answers)
             return False
         if digest not in self.lasting:
             full = _full_text(call)
@@ -129,7 +132,7 @@ class StepRunner:
                 )
             )
             if not decided.is_allowed:
-                answers[call.index] = _denied(call, f"{reason}; {decided.note or 'it was denied'}")
+                self._answer(step, _denied(call, f"{reason}; {decided.note or 'it was denied'}"), answers)
                 return False
             if decided.is_lasting:
                 self.lasting.add(digest)
@@ -152,10 +155,10 @@ class StepRunner:
 
         async def on_outcome(outcome: CallOutcome) -> None:
             call = by_index[outcome.key.index]
-            answers[call.index] = answered(call, outcome, (self.clock() - started) * 1000)
             self.keys.append(outcome.key)
             if outcome.box_note:
                 self.emit(BoxReplaced(reason=outcome.box_note))
+            self._answer(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
 
         await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome)
 
@@ -174,7 +177,9 @@ class StepRunner:
             box=box,
         )
 
-    def _finished(self, step: int, answer: Answered) -> None:
+    def _answer(self, step: int, answer: Answered, answers: dict[int, Answered]) -> None:
+        """Record a call's one answer."""
+        answers[answer.call.index] = answer
         call, result = answer.call, answer.result
         self.emit(
             CallFinished(

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from coordinator import wording
 from coordinator.events import (
+    AnswerShortened,
     ApprovalAnswered,
     ApprovalAsked,
     BoxReplaced,
@@ -81,6 +82,8 @@ class Timeline:
             case CallFinished():
                 summary = self._summaries.pop((event.step, event.index), "")
                 self._show.finished(event, wording.call_finished(event, summary, width))
+            case AnswerShortened():
+                pass  # what was cut of a call is on its line; the step's own cut is the transcript's matter
             case ApprovalAsked():
                 self._show.lines(wording.approval_asked(event))
             case ApprovalAnswered():

@@ -15,18 +15,17 @@ from coordinator.settle import Settler
 from coordinator.store import Store, connect
 from coordinator.watch import Watch
 from tools.registry import builtin_registry
-from worker.app import app, configure
+from worker.app import create_app
 
 
 @contextlib.asynccontextmanager
 async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster]:
     """Yield the parts that sessions share; Redis need not answer yet. All tasks and connections end with the block."""
     coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    configure(app, redis_url)
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
     client, reading = connect(redis_url), connect(redis_url)
     store = Store(client)
-    dispatcher = Dispatcher(app, coordinator)
+    dispatcher = Dispatcher(create_app(redis_url), coordinator)
     try:
         async with ReplyReader(reading, coordinator) as reader, Watch(store) as watch:
             settler = Settler(store=store, reader=reader, dispatcher=dispatcher, watch=watch)

@@ -1,13 +1,11 @@
-"""The Celery app: made here without settings, configured once by each of the two wiring places.
+"""The Celery app of a process: made by each of the two wiring places, a global of neither.
 
-The coordinator sends signatures by name through it; only a node imports the bodies (`worker.tasks`).
+The coordinator sends signatures by name through it; only a node gives it bodies (`worker.tasks`).
 """
 
 from celery import Celery
 
 from worker.contract import keys
-
-app = Celery("sandhog", set_as_current=False)
 
 BACKEND = "worker.contract.replies.ReplyStreamBackend"
 
@@ -26,12 +24,13 @@ def _celery_form(redis_url: str, socket_scheme: str) -> str:
     return redis_url.replace("unix://", f"{socket_scheme}://", 1) if redis_url.startswith("unix://") else redis_url
 
 
-def configure(celery_app: Celery, redis_url: str) -> None:
-    """Give the app its settings: JSON only, no acknowledgement emulation, no publish retry, no per-task result keys.
+def create_app(redis_url: str) -> Celery:
+    """Return an app on that Redis: JSON only, no acknowledgement emulation, no publish retry, no per-task result keys.
 
     Nothing here makes a call run at most once by itself: the claim at the start of each body does.
     """
-    celery_app.conf.update(
+    app = Celery("sandhog", set_as_current=False)
+    app.conf.update(
         broker_url=broker_url(redis_url),
         result_backend=backend_url(redis_url),
         result_backend_thread_safe=True,
@@ -63,3 +62,4 @@ def configure(celery_app: Celery, redis_url: str) -> None:
         # Plain BRPOP: no unacked hash, so no redelivery, and half a millisecond less a call.
         broker_transport_options={"ack_emulation": False, "priority_steps": [0], "socket_keepalive": True},
     )
+    return app

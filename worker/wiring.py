@@ -19,7 +19,7 @@ from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.errors import SandboxError
 from tools.registry import builtin_registry
 from worker import tasks
-from worker.app import app, configure
+from worker.app import create_app
 from worker.boxes import Boxes
 from worker.calls import Calls
 from worker.contract import keys
@@ -64,7 +64,7 @@ def run_node(settings: NodeSettings) -> None:
         spill_dir=_spill_of,
         incarnation=incarnation,
     )
-    configure(app, settings.redis_url)
+    app = create_app(settings.redis_url)
     tasks.register(app, calls, boxes)
     adopted = boxes.adopt()
     if adopted:

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import docker
 import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from coordinator.approvals import Always, Approver
 from coordinator.embedded import Embedded
@@ -39,15 +42,25 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def embedded(state_dir: Path, box_image: str) -> Iterator[Embedded]:
+def embedded(state_dir: Path, docker_engine_or_skip: None, until: Callable[..., None]) -> Iterator[Embedded]:
     """A private Redis and worker; nothing of it may be left afterwards."""
     running = Embedded(state_dir, dead_man_s=20)
     try:
+        until(lambda: answers(running.redis_url), "the private Redis answers")
         yield running
     finally:
         running.close()
     assert not leftover_containers(running.node)
     assert list((state_dir / "runs").iterdir()) == []
+
+
+def answers(redis_url: str) -> bool:
+    """Whether a Redis is there."""
+    with redis.Redis.from_url(redis_url, retry=Retry(NoBackoff(), 0)) as client:
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
 
 
 def leftover_containers(node: str) -> list[str]:

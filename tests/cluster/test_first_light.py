@@ -89,9 +89,7 @@ async def test_calls_travel_in_groups_and_chains_and_come_back_in_order(stage: A
     assert sorted(event.index for event in finished) == [0, 1, 2, 3]
 
 
-async def test_unsafe_neighbours_are_one_chain_whose_links_run_after_each_other(
-    stage: Any, embedded: Embedded
-) -> None:
+async def test_unsafe_neighbours_are_one_chain_whose_links_run_after_each_other(stage: Any, embedded: Embedded) -> None:
     turn = Turn(
         calls=(
             ScriptedCall("Bash", {"command": "sleep 0.3; echo first >> log; exit 3"}),

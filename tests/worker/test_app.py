@@ -6,7 +6,7 @@ import pytest
 import redis
 from celery import Celery
 
-from worker.app import BACKEND, backend_url, broker_url, configure
+from worker.app import BACKEND, backend_url, broker_url, create_app
 from worker.contract import keys
 from worker.contract.orders import CALL_TASK
 from worker.contract.replies import ReplyStreamBackend
@@ -14,8 +14,7 @@ from worker.contract.replies import ReplyStreamBackend
 
 @pytest.fixture
 def app(redis_url: str) -> Iterator[Celery]:
-    app = Celery("test", set_as_current=False)
-    configure(app, redis_url)
+    app = create_app(redis_url)
     yield app
     app.close()
 
@@ -65,9 +64,3 @@ def test_sending_keeps_no_trace_of_a_task_but_its_message(app: Celery, redis_cli
 )
 def test_what_a_call_running_once_rests_on_is_set(app: Celery, setting: str, value: object) -> None:
     assert app.conf[setting] == value
-
-
-def test_importing_the_app_configures_nothing() -> None:
-    fresh = Celery("test", set_as_current=False)
-
-    assert fresh.conf.broker_url is None

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, states
+from celery import states
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.app import configure
+from worker.app import create_app
 from worker.contract import keys
 from worker.contract.replies import REPLY_FIELD, Reply, ReplyStreamBackend, decode_reply
 
@@ -28,8 +28,7 @@ class Request:
 
 @pytest.fixture
 def backend(redis_url: str) -> Iterator[ReplyStreamBackend]:
-    app = Celery("test", set_as_current=False)
-    configure(app, redis_url)
+    app = create_app(redis_url)
     found = app.backend
     assert isinstance(found, ReplyStreamBackend)
     yield found

@@ -35,7 +35,7 @@ class RunGate:
             result = ToolResult.failure(
                 ErrorCode.INTERNAL_ERROR, f"{call.order.tool} failed inside Sandhog; the operator's log has the cause."
             )
-        return result.timed((time.monotonic() - started) * 1000)
+        return result.timed((time.monotonic() - started) * 1000).with_arguments(call.order.arguments)
 
     def _run(self, call: GateCall) -> ToolResult:
         order = call.order
