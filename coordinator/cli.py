@@ -90,7 +90,8 @@ def run(
     )
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
     endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
-    _finish(run_command(Command(request, endpoint, answerer.value), settings), as_json=json)
+    command = Command(request, endpoint, answerer.value, is_live=not json)
+    _finish(run_command(command, settings), as_json=json)
 
 
 @cli.command()
@@ -108,9 +109,9 @@ def demo(image: Image = None, json: Json = False) -> None:
         request = SessionRequest(
             prompt=DEMO_PROMPT, workspace=chosen, image=image or settings.image, max_steps=10, apply=False
         )
-        command = Command(request, ModelSettings(DEMO_MODEL, base_url=endpoint.base_url), Approve.NEVER.value)
+        command = Command(request, ModelSettings(DEMO_MODEL, base_url=endpoint.base_url), Approve.NEVER.value, is_live=not json)
         result = run_command(command, settings)
-    _finish(result, as_json=json)
+    _finish(result, as_json=json, is_gone=True)
 
 
 @cli.command()
@@ -142,21 +143,22 @@ def main() -> None:
         _fail(str(exc), code=1)
 
 
-def _finish(result: SessionResult, *, as_json: bool) -> None:
+def _finish(result: SessionResult, *, as_json: bool, is_gone: bool = False) -> None:
+    """Print the outcome and exit; `is_gone`: the directory was a temporary one, nothing can be applied to it."""
     if as_json:
         print(result.model_dump_json())
     else:
-        _print_outcome(result)
+        _print_outcome(result, is_gone=is_gone)
     raise typer.Exit(result.exit_code)
 
 
-def _print_outcome(result: SessionResult) -> None:
+def _print_outcome(result: SessionResult, *, is_gone: bool) -> None:
     """Say where the work lies: the timeline showed everything else."""
     if result.workspace_mode == "copy" and result.patch:
         print(result.patch, end="")
         if result.applied:
             print(f"The patch was applied to {result.workspace}.", file=sys.stderr)
-        else:
+        elif not is_gone:
             print(f"Nothing was changed in {result.workspace} ({result.workspace_reason}).", file=sys.stderr)
             print(f"To apply the patch:  sandhog apply {result.session_id}", file=sys.stderr)
     print(f"Transcript: {result.transcript}", file=sys.stderr)

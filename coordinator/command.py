@@ -31,6 +31,8 @@ class Command:
     model: ModelSettings
     approve: str
     """ask, always or never."""
+    is_live: bool = True
+    """Redraw on a terminal what still runs; else every line once."""
 
 
 def run_command(command: Command, settings: Settings) -> SessionResult:
@@ -48,7 +50,7 @@ def _redis(settings: Settings) -> Iterator[tuple[str, Embedded | None]]:
     if settings.redis_url:
         yield settings.redis_url, None
         return
-    embedded = Embedded(settings.state_dir)
+    embedded = Embedded(settings.state_dir, dead_man_s=settings.dead_man_s)
     try:
         yield embedded.redis_url, embedded
     finally:
@@ -72,7 +74,7 @@ async def _run(command: Command, settings: Settings, redis_url: str, embedded: E
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, cancelled.set)
-    timeline = Timeline(sys.stderr)
+    timeline = Timeline(sys.stderr, is_live=None if command.is_live else False)
     model = ModelClient(command.model)
     secrets = [value for value in (command.model.api_key, os.environ.get("OPENAI_API_KEY")) if value]
     try:

@@ -66,6 +66,16 @@ class Embedded:
         """Address of the private Redis."""
         return f"unix://{self._socket}"
 
+    @property
+    def worker_pid(self) -> int:
+        """Process id of the present worker."""
+        return self._worker.pid
+
+    @property
+    def redis_pid(self) -> int:
+        """Process id of the private Redis."""
+        return self._redis.pid
+
     def look_after(self) -> str | None:
         """Restart a worker that has died; return what happened in words, None for nothing.
 

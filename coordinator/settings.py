@@ -29,5 +29,7 @@ class Settings(BaseSettings):
     """Transcripts, spilled output, copies and patches; a cluster's shared volume."""
     model: str | None = None
     """The model's name, where `--model` does not say it."""
+    dead_man_s: int = Field(default=90, ge=10)
+    """Embedded cluster: a box whose worker has been silent this long ends by itself."""
     image: str = DEFAULT_IMAGE
     """Image of the boxes."""

@@ -155,7 +155,8 @@ class Calls:
             reason=(result.error_message or "") if fate is Fate.UNKNOWN else "",
             cut=cut,
             spill_path=spill.box_path if spill.is_written else "",
-            box_note=self._boxes.take_note(order.key.session),
+            # The call that lost the box says so itself; the note is for the first one in the fresh box.
+            box_note="" if result.error_code is ErrorCode.BOX_LOST else self._boxes.take_note(order.key.session),
             queue_ms=max(0.0, (claimed_at - order.sent_at) * 1000),
             run_ms=(time.monotonic() - started) * 1000,
         )
