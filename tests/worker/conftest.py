@@ -11,6 +11,8 @@ from typing import Protocol
 
 import pytest
 
+from worker.beneath import remove_tree
+
 NOBODY = 65_534
 
 
@@ -65,3 +67,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no file system may be mounted here")
     yield path
     subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def nest() -> Iterator[Callable[[Path, int], int]]:
+    """Nests directories called `d` and returns the innermost one's descriptor; removes them, which pytest cannot."""
+    made: list[tuple[Path, int]] = []
+
+    def make(directory: Path, depth: int) -> int:
+        innermost = os.open(directory, os.O_RDONLY)
+        made.append((directory / "d", innermost))
+        for _ in range(depth):
+            os.mkdir("d", dir_fd=innermost)
+            following = os.open("d", os.O_RDONLY, dir_fd=innermost)
+            os.dup2(following, innermost)
+            os.close(following)
+        return innermost
+
+    yield make
+    for directory, innermost in made:
+        os.close(innermost)
+        remove_tree(directory)

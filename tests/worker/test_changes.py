@@ -186,14 +186,10 @@ def test_too_many_changes_are_left_out_and_counted(base: Path, work: Path) -> No
     assert changes.left_out[-1] == "and 150 more"
 
 
-def test_endless_nesting_is_named_and_nothing_below_counts_as_deleted(base: Path, work: Path) -> None:
-    descriptor = os.open(work, os.O_RDONLY)
-    for _ in range(1_500):
-        os.mkdir("d", dir_fd=descriptor)
-        following = os.open("d", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = following
-    os.close(descriptor)
+def test_endless_nesting_is_named_and_nothing_below_counts_as_deleted(
+    base: Path, work: Path, nest: Callable[[Path, int], int]
+) -> None:
+    nest(work, 1_500)
     changes = changes_between(base, work)
     assert changes.items == ()
     assert len(changes.left_out) == 1

@@ -18,6 +18,7 @@ from worker.workspace import agent_uid, finish_bind, finish_copy, prepare, relea
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 AsOrdinaryUser = Callable[[Callable[[], None]], None]
+Nest = Callable[[Path, int], int]
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_an_unreadable_file_is_refused_and_nothing_half_made_is_left(
     as_ordinary_user(act)
 
 
-def test_too_deep_a_source_is_refused_and_nothing_half_made_is_left(source: Path) -> None:
+def test_too_deep_a_source_is_refused_and_nothing_half_made_is_left(source: Path, nest: Nest) -> None:
     nest(source, 300)
     with pytest.raises(WorkspaceRefused, match="nested deeper"):
         prepare(order_for(source))
@@ -253,6 +254,17 @@ def test_release_removes_copy_and_base_or_keeps_both(source: Path) -> None:
     assert [path.name for path in place.directory.parent.iterdir()] == ["spill"]
 
 
+def test_release_removes_the_copy_before_its_base(source: Path) -> None:
+    order = order_for(source)
+    place = prepare(order)
+    base = place.directory.with_name("base")
+    remove_tree(base)
+    base.write_text("cannot be removed like a directory")
+    with pytest.raises(OSError, match="Not a directory"):
+        release(order, keep=False)
+    assert not place.directory.exists()
+
+
 def test_release_never_touches_a_bound_directory(source: Path) -> None:
     order = order_for(source, WorkspaceMode.BIND, as_root=os.geteuid() == 0)
     prepare(order)
@@ -260,17 +272,7 @@ def test_release_never_touches_a_bound_directory(source: Path) -> None:
     assert (source / "run").exists()
 
 
-def nest(directory: Path, depth: int) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    for _ in range(depth):
-        os.mkdir("d", dir_fd=descriptor)
-        following = os.open("d", os.O_RDONLY, dir_fd=descriptor)
-        os.close(descriptor)
-        descriptor = following
-    os.close(descriptor)
-
-
-def test_a_hostile_tree_is_removed(open_path: Path, as_ordinary_user: AsOrdinaryUser) -> None:
+def test_a_hostile_tree_is_removed(open_path: Path, as_ordinary_user: AsOrdinaryUser, nest: Nest) -> None:
     def act() -> None:
         outside = project(open_path / "outside")
         order = order_for(outside)
@@ -410,7 +412,7 @@ def test_set_id_bits_of_a_bound_session_are_taken_back(source: Path) -> None:
     assert finish_bind(order).notes == []
 
 
-def test_set_id_bits_are_found_at_any_depth_and_not_through_links(tmp_path: Path) -> None:
+def test_set_id_bits_are_found_at_any_depth_and_not_through_links(tmp_path: Path, nest: Nest) -> None:
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     outside.mkdir()
     inside.mkdir()
@@ -418,14 +420,11 @@ def test_set_id_bits_are_found_at_any_depth_and_not_through_links(tmp_path: Path
     (outside / "f").chmod(0o4755)
     (inside / "d").symlink_to(outside)
     (inside / "f").symlink_to(outside / "f")
+    os.mkfifo(inside / "fifo")
+    (inside / "fifo").chmod(0o4755)
     (inside / "group").mkdir()
     (inside / "group").chmod(0o2755)
-    nest(inside / "group", 2_000)
-    where = os.open(inside / "group", os.O_RDONLY)
-    for _ in range(2_000):
-        following = os.open("d", os.O_RDONLY, dir_fd=where)
-        os.close(where)
-        where = following
+    where = nest(inside / "group", 2_000)
     os.close(os.open("f", os.O_CREAT, dir_fd=where))
     os.chmod("f", 0o4755, dir_fd=where)
     (inside / "last").touch()
@@ -436,9 +435,8 @@ def test_set_id_bits_are_found_at_any_depth_and_not_through_links(tmp_path: Path
     assert len(stripped) == 2
     assert stripped[0] == "last"
     assert os.stat("f", dir_fd=where).st_mode & 0o7777 == 0o755
-    assert (outside / "f").stat().st_mode & stat.S_ISUID
-    os.close(where)
-    remove_tree(inside)
+    for untouched in (outside / "f", inside / "fifo"):
+        assert untouched.stat().st_mode & stat.S_ISUID
 
 
 def test_two_workers_make_one_copy(source: Path) -> None:
