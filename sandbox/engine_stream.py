@@ -21,6 +21,7 @@ class ExecStream:
         self._header = b""
         self._left = 0
         self._kind = 0
+        self._is_first = True
         self.errors = b""
         """What the relay printed on its standard error, the first of it."""
 
@@ -29,6 +30,10 @@ class ExecStream:
         while data := self._socket.recv(READ_BYTES):
             out = self._split(data)
             if out:
+                if self._is_first and out[0] != 0:
+                    # No frame begins so: it is the engine, which says here why it could not execute the relay.
+                    raise ConnectionError(out[:MAX_ERROR_BYTES].decode("utf-8", "replace").strip())
+                self._is_first = False
                 return out
         return b""
 

@@ -34,6 +34,7 @@ class Server:
         self._loop = Loop()
         self._listener = listener
         self._freeze_s = freeze_s
+        self._check_every_s = min(CHECK_EVERY_S, freeze_s / 4)
         self._channel: Channel | None = None
         self._spawner = SpawnerLink(self._loop, spawner_fd)
         self._calls = Calls(self._answer)
@@ -56,7 +57,7 @@ class Server:
             Op.SHUTDOWN: self._shutdown,
         }
         self._loop.watch(listener.fileno(), self._accept)
-        self._loop.after(CHECK_EVERY_S, self._check)
+        self._loop.after(self._check_every_s, self._check)
 
     def run(self) -> None:
         """Serve until told to end."""
@@ -127,7 +128,7 @@ class Server:
         """Without a word from the host commands stand still: another box may soon have their workspace."""
         if time.monotonic() - self._last_frame > self._freeze_s and not self._runner.is_frozen:
             self._runner.freeze()
-        self._loop.after(min(CHECK_EVERY_S, max(0.2, self._freeze_s / 4)), self._check)
+        self._loop.after(self._check_every_s, self._check)
 
     def _hello(self, request_id: int, frame: Frame) -> None:
         if frame.head.get("image_env") is not None:

@@ -1,5 +1,6 @@
 """Boxes come, suffer and go: what holds, what is told, and that nothing is left."""
 
+import gc
 import shutil
 import threading
 import time
@@ -26,6 +27,15 @@ from sandbox.requests import CallMark, RunAnswer, RunRequest, WriteRequest
 from sandbox.spec import MIB, BoxSpec, Limits
 
 pytestmark = pytest.mark.docker
+
+FILL_PROCESS_TABLE = """exec python3 -c '
+import subprocess
+try:
+    while True:
+        subprocess.Popen(["sleep", "1000"])
+except OSError:
+    pass
+'"""
 
 FreshBox = Callable[..., Box]
 Shell = Callable[[Box], Callable[..., RunAnswer]]
@@ -147,7 +157,7 @@ def test_a_fork_bomb_hurts_its_own_box_for_one_call(fresh_box: FreshBox, shell: 
 
 def test_leftovers_that_fill_the_process_table_are_killed_for_the_next_call(fresh_box: FreshBox, shell: Shell) -> None:
     run = shell(fresh_box(limits=Limits(pids=60)))
-    assert run("while sleep 1000 & do :; done 2>/dev/null; exit 0", timeout_ms=20_000).left_running
+    assert run(FILL_PROCESS_TABLE, timeout_ms=20_000).left_running
     answer = run("echo next")
     assert answer.killed_leftovers
     assert answer.stdout.head == b"next\n"
@@ -227,9 +237,8 @@ def test_a_relay_that_is_killed_is_replaced(fresh_box: FreshBox, shell: Shell, d
     top = docker_client.top(NAME_PREFIX + box.box_id)
     pids = [row[1] for row in top["Processes"] if "relay.pyc" in row[-1]]
     assert len(pids) == 1
-    killer = docker_client.exec_create(
-        NAME_PREFIX + box.box_id, ["sh", "-c", "kill -9 $(pgrep -f relay.pyc)"], user="0"
-    )
+    kill = ["sh", "-c", "kill -9 $(pgrep -f relay.pyc)"]
+    killer = docker_client.exec_create(NAME_PREFIX + box.box_id, kill, user="0")
     docker_client.exec_start(killer["Id"])
     assert run("echo 2").stdout.head == b"2\n"
 
@@ -373,8 +382,9 @@ def test_sixteen_boxes_at_once(engine: DockerEngine, make_spec: Callable[..., Bo
     assert not any(box.is_alive() for box in boxes)
 
 
-def test_an_engine_that_does_not_answer_is_unavailable(
-    tmp_path: Path, make_engine: Callable[..., DockerEngine]
-) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_engine_that_is_away_is_unavailable(tmp_path: Path, make_engine: Callable[..., DockerEngine]) -> None:
     with pytest.raises(EngineUnavailable):
         make_engine("none", tmp_path, base_url="unix:///no/such/socket")
+    # The Docker client leaves its socket to the garbage collector when it cannot connect.
+    gc.collect()
