@@ -1,0 +1,273 @@
+"""The `sandhog` command as a user runs it: a process with its own environment, streams and signals."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from coordinator.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
+
+pytestmark = pytest.mark.docker
+
+SANDHOG = [sys.executable, "-c", "from coordinator.start import main; main()"]
+SECRET = "sk-test-0123456789abcdef0123456789abcdef"
+
+
+@contextmanager
+def running(script: Script, state_dir: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A `sandhog` process against a scripted endpoint, in the directory it was given as workspace."""
+    with ScriptedEndpoint(script) as endpoint:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(state_dir),
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": SECRET,
+            "SANDHOG_MODEL": "scripted",
+            "SANDHOG_STATE_DIR": str(state_dir),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            **variables,
+        }
+        process = subprocess.Popen(
+            [*SANDHOG, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """Wait for the process; its one JSON object and what it wrote to stderr."""
+    out, err = process.communicate(timeout=60)
+    assert out.count("\n") == 1, f"exactly one line on stdout: {out!r}\n{err}"
+    return json.loads(out), err
+
+
+def leftovers(state_dir: Path) -> list[str]:
+    """What a finished command left behind but transcripts, the guest folder and results."""
+    client = docker.from_env()
+    try:
+        found = [f"container {one.name}" for one in client.containers.list(all=True) if is_ours(one, state_dir)]
+    finally:
+        client.close()
+    found += [f"run {path.name}" for path in (state_dir / "runs").iterdir()] if (state_dir / "runs").exists() else []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                environment = (process / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"SANDHOG_STATE_DIR={state_dir}".encode() in environment:
+                found.append(f"process {process.name}")
+    return found
+
+
+def is_ours(container: Any, state_dir: Path) -> bool:
+    """Whether a container was started by a command of this test: its guest folder lies in the state directory."""
+    return any(str(mount.get("Source", "")).startswith(str(state_dir)) for mount in container.attrs["Mounts"])
+
+
+def test_json_is_one_object_and_everything_else_goes_to_stderr(state_dir: Path, project: Path) -> None:
+    script = [Turn("look", calls=(ScriptedCall("Read", {"path": "a.txt"}),)), Turn("alpha it is")]
+    with running(script, state_dir, "run", "what is in a.txt?", "--workspace", str(project), "--json") as process:
+        result, err = ended(process)
+    assert process.returncode == 0, err
+    assert result["status"] == "completed"
+    assert result["text"] == "alpha it is"
+    assert (result["steps"], result["calls"]) == (2, 1)
+    assert result["workspace_mode"] == "copy"
+    assert "no terminal" in result["workspace_reason"]
+    assert result["patch"] == ""
+    assert result["usage"]["total_tokens"] > 0
+    assert "Read" in err
+    transcript = Path(result["transcript"]).read_text()
+    assert SECRET not in transcript + err
+    assert leftovers(state_dir) == []
+
+
+def test_no_secret_of_ours_is_visible_in_a_box(state_dir: Path, project: Path) -> None:
+    look = "env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; ls -la / /workspace /run /spill; cat /proc/mounts"
+    script = [Turn(calls=(ScriptedCall("Bash", {"command": look}),)), Turn("done")]
+    with running(script, state_dir, "run", "look", "--workspace", str(project), "--json") as process:
+        result, _ = ended(process)
+    transcript = Path(result["transcript"]).read_text()
+    seen = next(line for line in transcript.splitlines() if '"call_finished"' in line)
+    assert "GIT_TERMINAL_PROMPT=0" in seen, "the environment was listed"
+    for secret in (SECRET, "OPENAI", "SANDHOG_REDIS", "redis.sock"):
+        assert secret not in seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["run", "x", "--workspace", "/no/such/dir"], {}, "no such directory"),
+        (["run", "   "], {}, "prompt is empty"),
+        (["run", "x", "--max-steps", "0"], {}, "max-steps"),
+        (["run", "x", "--policy", "lax"], {}, "lax"),
+        (["run", "x", "--bind", "--copy"], {}, "exclude"),
+        (["run", "x"], {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": ""}, "OPENAI_API_KEY"),
+        (["run", "x"], {"SANDHOG_MODEL": ""}, "--model"),
+        (["run", "x"], {"OPENAI_BASE_URL": "ftp://somewhere"}, "http"),
+        (["apply", "20000101-000000-00000000"], {}, "no session"),
+        (["apply", "../../etc"], {}, "no session"),
+    ],
+)
+def test_bad_usage_exits_2_and_says_what_to_do(
+    state_dir: Path, tmp_path: Path, arguments: list[str], variables: dict[str, str], words: str
+) -> None:
+    if "--workspace" not in arguments and arguments[0] == "run":
+        arguments = [*arguments, "--workspace", str(tmp_path)]
+    with running([Turn("hi")], state_dir, *arguments, **variables) as process:
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 2, err
+    assert out == ""
+    assert words in err
+    assert "Traceback" not in err
+    assert leftovers(state_dir) == []
+
+
+def test_a_root_owned_directory_is_bound_only_as_root(state_dir: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a root-owned directory of its own")
+    script = [Turn(calls=(ScriptedCall("Bash", {"command": "id -u; echo x > made"}),)), Turn("done")]
+    with running(script, state_dir, "run", "x", "--workspace", str(tmp_path), "--bind", "--json") as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "--as-root" in err
+    arguments = ["run", "x", "--workspace", str(tmp_path), "--as-root", "--policy", "boxed", "--json"]
+    with running(script, state_dir, *arguments) as process:
+        result, err = ended(process)
+    assert process.returncode == 0, err
+    assert result["workspace_mode"] == "bind"
+    assert (tmp_path / "made").read_text() == "x\n"
+
+
+def test_guarded_without_anybody_to_ask_denies_what_is_not_reading(state_dir: Path, project: Path) -> None:
+    calls = (ScriptedCall("Bash", {"command": "cat a.txt"}), ScriptedCall("Bash", {"command": "touch made"}))
+    script = [Turn(calls=calls), Turn("done")]
+    arguments = ["run", "x", "--workspace", str(project), "--policy", "guarded", "--json"]
+    with running(script, state_dir, *arguments) as process:
+        result, err = ended(process)
+    assert result["workspace_mode"] == "bind", err
+    answers = [json.loads(line) for line in Path(result["transcript"]).read_text().splitlines()]
+    finished = {one["index"]: one for one in answers if one["type"] == "call_finished"}
+    assert finished[0]["status"] == "success"
+    assert finished[1]["error_code"] == "PERMISSION_DENIED"
+    assert not (project / "made").exists()
+
+
+def test_a_stopped_session_exits_1(state_dir: Path, project: Path) -> None:
+    turn = Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}),))
+    arguments = ["run", "x", "--workspace", str(project), "--max-steps", "1", "--json"]
+    with running(lambda _: turn, state_dir, *arguments) as process:
+        result, _ = ended(process)
+    assert process.returncode == 1
+    assert result["status"] == "stopped"
+
+
+def test_an_endpoint_that_refuses_fails_the_session_with_its_own_words(state_dir: Path, project: Path) -> None:
+    turn = Turn(status=401, error={"message": "this key is for another house", "code": "invalid_api_key"})
+    with running(lambda _: turn, state_dir, "run", "x", "--workspace", str(project), "--json") as process:
+        result, _ = ended(process)
+    assert process.returncode == 1
+    assert result["status"] == "failed"
+    assert "this key is for another house" in result["stop_reason"]
+    assert leftovers(state_dir) == []
+
+
+def test_ctrl_c_ends_the_running_command_and_leaves_a_valid_transcript(
+    state_dir: Path, project: Path, until: Callable[..., None]
+) -> None:
+    script = [Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; echo so far; sleep 99"}),)), Turn("done")]
+    arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json"]
+    with running(script, state_dir, *arguments) as process:
+        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        process.send_signal(signal.SIGINT)
+        result, err = ended(process)
+    assert process.returncode == 130, err
+    assert result["status"] == "cancelled"
+    lines = [json.loads(line) for line in Path(result["transcript"]).read_text().splitlines()]
+    finished = next(line for line in lines if line["type"] == "call_finished")
+    assert finished["error_code"] == "CANCELLED"
+    assert "so far" in finished["answer"]
+    assert lines[-1]["type"] == "session_ended"
+    assert leftovers(state_dir) == []
+
+
+def test_a_killed_command_takes_its_boxes_worker_and_redis_with_it(
+    state_dir: Path, project: Path, until: Callable[..., None]
+) -> None:
+    script = [Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; sleep 99"}),)), Turn("done")]
+    arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json"]
+    with running(script, state_dir, *arguments) as process:
+        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        assert any(one.startswith("container") for one in leftovers(state_dir)), "it was alive"
+        process.kill()
+        process.wait()
+        until(lambda: leftovers(state_dir) == [], "nothing is left", 30)
+
+
+def test_with_command_and_worker_killed_the_box_ends_itself_and_the_next_command_sweeps(
+    state_dir: Path, project: Path, until: Callable[..., None]
+) -> None:
+    script = [Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; sleep 99"}),)), Turn("done")]
+    arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json"]
+    with running(script, state_dir, *arguments, SANDHOG_DEAD_MAN_S="10") as process:
+        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        (run,) = (state_dir / "runs").iterdir()
+        pids = [json.loads(line)["pid"] for line in (run / "processes.jsonl").read_text().splitlines()]
+        process.kill()
+        os.kill(pids[1], signal.SIGKILL)
+        process.wait()
+    until(lambda: not any(one.startswith("container") for one in leftovers(state_dir)), "the box ended itself", 40)
+    assert any(one.startswith("process") or one.startswith("run") for one in leftovers(state_dir)), "Redis is left"
+    with running([Turn("hi")], state_dir, "run", "x", "--workspace", str(project), "--json") as process:
+        ended(process)
+    assert leftovers(state_dir) == []
+
+
+def test_the_demo_mends_its_project(state_dir: Path) -> None:
+    with running([], state_dir, "demo", "--json") as process:
+        result, err = ended(process)
+    assert process.returncode == 0, err
+    assert "scripted" in err
+    assert "14 passed" in result["text"]
+    assert "ljust" in result["patch"]
+    assert leftovers(state_dir) == []
+
+
+def test_a_patch_is_applied_afterwards_and_refused_where_the_file_has_changed(state_dir: Path, project: Path) -> None:
+    script = [Turn(calls=(ScriptedCall("Bash", {"command": "echo more >> a.txt"}),)), Turn("done")]
+    with running(script, state_dir, "run", "x", "--workspace", str(project), "--json") as process:
+        result, _ = ended(process)
+    kept = shutil.copytree(project, project.with_name("kept"))
+    (project / "a.txt").write_text("changed meanwhile\n")
+    with running([], state_dir, "apply", result["session_id"], "--yes") as process:
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "a.txt" in err
+    assert (project / "a.txt").read_text() == "changed meanwhile\n"
+    shutil.rmtree(project)
+    kept.rename(project)
+    with running([], state_dir, "apply", result["session_id"], "--yes") as process:
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "+more" in out
+    assert (project / "a.txt").read_text() == "alpha\nbeta\nmore\n"
