@@ -109,7 +109,9 @@ def demo(image: Image = None, json: Json = False) -> None:
         request = SessionRequest(
             prompt=DEMO_PROMPT, workspace=chosen, image=image or settings.image, max_steps=10, apply=False
         )
-        command = Command(request, ModelSettings(DEMO_MODEL, base_url=endpoint.base_url), Approve.NEVER.value, is_live=not json)
+        command = Command(
+            request, ModelSettings(DEMO_MODEL, base_url=endpoint.base_url), Approve.NEVER.value, is_live=not json
+        )
         result = run_command(command, settings)
     _finish(result, as_json=json, is_gone=True)
 

@@ -66,7 +66,7 @@ def answers(redis_url: str) -> bool:
 def leftover_containers(node: str) -> list[str]:
     """Names of containers that carry the node's label, whatever state they are in."""
     with contextlib.closing(docker.from_env()) as client:
-        found = client.containers.list(all=True, filters={"label": f"sandhog.node={node}"})
+        found = client.containers.list(all=True, ignore_removed=True, filters={"label": f"sandhog.node={node}"})
         return [str(one.name) for one in found]
 
 

@@ -64,7 +64,11 @@ def leftovers(state_dir: Path) -> list[str]:
     """What a finished command left behind but transcripts, the guest folder and results."""
     client = docker.from_env()
     try:
-        found = [f"container {one.name}" for one in client.containers.list(all=True) if is_ours(one, state_dir)]
+        found = [
+            f"container {one.name}"
+            for one in client.containers.list(all=True, ignore_removed=True)
+            if is_ours(one, state_dir)
+        ]
     finally:
         client.close()
     found += [f"run {path.name}" for path in (state_dir / "runs").iterdir()] if (state_dir / "runs").exists() else []

@@ -126,7 +126,9 @@ async def test_a_link_of_a_chain_that_is_delivered_twice_runs_once(stage: Any, e
     thread = threading.Thread(target=push_again)
     thread.start()
     ready.wait()
-    played = await stage.play([turn, Turn(calls=(ScriptedCall("Bash", {"command": "sleep 0.5; cat log"}),)), Turn("ok")])
+    played = await stage.play(
+        [turn, Turn(calls=(ScriptedCall("Bash", {"command": "sleep 0.5; cat log"}),)), Turn("ok")]
+    )
     client.echo("sandhog-test-end")
     thread.join(10)
     client.close()

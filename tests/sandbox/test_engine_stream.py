@@ -3,6 +3,7 @@
 import socket
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,8 +37,18 @@ def test_standard_output_comes_out_whole(pieces: list[tuple[int, bytes]], step: 
 def test_the_end_of_the_connection_is_empty_bytes() -> None:
     ours, theirs = socket.socketpair()
     stream = ExecStream(Connection(ours))
-    theirs.sendall(struct.pack(">BxxxI", 1, 2) + b"hi")
+    theirs.sendall(struct.pack(">BxxxI", 1, 2) + b"\0\1")
     theirs.close()
-    assert stream.recv() == b"hi"
+    assert stream.recv() == b"\0\1"
     assert stream.recv() == b""
     stream.close()
+
+
+def test_what_the_engine_says_instead_of_the_relay_is_an_error() -> None:
+    ours, theirs = socket.socketpair()
+    stream = ExecStream(Connection(ours))
+    theirs.sendall(struct.pack(">BxxxI", 1, 23) + b"OCI runtime exec failed")
+    with pytest.raises(ConnectionError, match="exec failed"):
+        stream.recv()
+    stream.close()
+    theirs.close()

@@ -57,9 +57,7 @@ class CallKey(BaseModel):
             ValueError: the text is not five parts, the last four numbers.
         """
         session, generation, step, index, attempt = text.split(":")
-        return cls(
-            session=session, generation=int(generation), step=int(step), index=int(index), attempt=int(attempt)
-        )
+        return cls(session=session, generation=int(generation), step=int(step), index=int(index), attempt=int(attempt))
 
     def next_attempt(self) -> Self:
         """Return the key for sending this call again after it certainly did not run."""
