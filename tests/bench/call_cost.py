@@ -270,7 +270,8 @@ def main() -> None:
         machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
         given.write.write_text(
             "# Performance\n\nMeasured by `tests/bench/call_cost.py`, all ways in turns within one run "
-            f"({given.calls} calls of each; docker exec fewer) on {machine}. Machines differ: read the ratios.\n\n{text}"
+            f"({given.calls} calls of each; docker exec fewer) on {machine}. "
+            f"Machines differ: read the ratios.\n\n{text}"
         )
 
 

@@ -27,7 +27,7 @@ def watched_queue(redis_url: str, node: str) -> Iterator[list[dict[str, Any]]]:
     client = redis.Redis.from_url(redis_url)
     seen: list[dict[str, Any]] = []
     queue, ready = keys.queue(node), threading.Event()
-    with client.monitor() as monitor:
+    with client.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
 
         def listen() -> None:
             ready.set()
