@@ -128,6 +128,8 @@ class CallFinished(_Event):
     """The id the answer carries."""
     tool: str
     """The tool's name."""
+    summary: str = ""
+    """Its arguments in one short line."""
     status: CallStatus
     """How it ended."""
     error_code: str | None = None

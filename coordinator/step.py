@@ -187,6 +187,7 @@ class StepRunner:
                 index=call.index,
                 call_id=call.call_id,
                 tool=call.name,
+                summary=call.summary,
                 status=result.status,
                 error_code=result.error_code,
                 time_ms=answer.time_ms,

@@ -61,7 +61,6 @@ class Timeline:
         if is_live is None:
             is_live = stream.isatty() and not Console(file=stream).is_dumb_terminal
         self._show: _Live | _Plain = _Live(stream, clock) if is_live else _Plain(stream)
-        self._summaries: dict[tuple[int, int], str] = {}
 
     def __call__(self, event: Event) -> None:  # noqa: C901 - one branch for each kind of event
         """Shows one event."""
@@ -77,11 +76,9 @@ class Timeline:
             case ModelReplied():
                 self._replied(event)
             case CallStarted():
-                self._summaries[event.step, event.index] = event.summary
                 self._show.running(event)
             case CallFinished():
-                summary = self._summaries.pop((event.step, event.index), "")
-                self._show.finished(event, wording.call_finished(event, summary, width))
+                self._show.finished(event, wording.call_finished(event, width))
             case AnswerShortened():
                 pass  # what was cut of a call is on its line; the step's own cut is the transcript's matter
             case ApprovalAsked():

@@ -35,14 +35,14 @@ def started(event: SessionStarted, width: int) -> list[Line]:
     ]
 
 
-def call_finished(event: CallFinished, summary: str, width: int) -> list[Line]:
+def call_finished(event: CallFinished, width: int) -> list[Line]:
     """A call's line, and below it what its answer does not show or how it came to be."""
     tail = f"  {duration(event.time_ms / 1000)}"
     if event.error_code is not None:
         tail = f"  {event.error_code}{tail}"
     head = f"  {GLYPHS[event.status]} {visible_line(event.tool, 30)} "
     room = max(width - len(head) - len(tail), 10)
-    lines = [Line(head + visible_line(summary, room) + tail, STYLES[event.status])]
+    lines = [Line(head + visible_line(event.summary, room) + tail, STYLES[event.status])]
     notes = []
     if event.cut is not None:
         rest = f", the rest in {visible_line(event.cut.path, width)}" if event.cut.path else ""

@@ -42,7 +42,7 @@ async def kept_up(embedded: Embedded) -> AsyncIterator[None]:
 async def once_there(path: Path, then: Callable[[], object]) -> None:
     """Do something as soon as a file is there."""
     deadline = asyncio.get_running_loop().time() + 30
-    while not path.exists():
+    while not await asyncio.to_thread(path.exists):
         assert asyncio.get_running_loop().time() < deadline, f"{path} never came"
         await asyncio.sleep(0.02)
     then()

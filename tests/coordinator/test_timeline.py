@@ -61,6 +61,7 @@ def call_started(index: int, summary: str = "x") -> CallStarted:
 
 def call_finished(index: int, **fields: object) -> CallFinished:
     given = {"step": 1, "index": index, "call_id": str(index), "tool": "Read", "status": "success", "answer": "{}"}
+    given["summary"] = "x"
     return CallFinished.model_validate({**given, "time_ms": 12.0, **fields})
 
 
@@ -126,8 +127,8 @@ def test_without_a_terminal_every_line_comes_once() -> None:
         REPLIED,
         call_started(0, "a.txt"),
         call_started(1, "b.txt"),
-        call_finished(1, status="error", error_code="NOT_FOUND"),
-        call_finished(0),
+        call_finished(1, summary="b.txt", status="error", error_code="NOT_FOUND"),
+        call_finished(0, summary="a.txt"),
         StepStarted(step=2),
         ModelReplied(step=2, text="All is well.", finish_reason="stop"),
         ENDED,
@@ -221,7 +222,7 @@ def test_on_a_terminal_no_foreign_text_acts_either(terminal: Terminal) -> None:
 
 
 def test_a_narrow_stream_keeps_a_call_on_one_line() -> None:
-    (line,) = plain(call_started(0, "x" * 5000), call_finished(0))
+    (line,) = plain(call_started(0), call_finished(0, summary="x" * 5000))
     assert len(line) <= 160
     assert line.endswith("…  12 ms")
 
@@ -231,7 +232,7 @@ def test_a_stream_in_ascii_does_not_stop_the_session() -> None:
     timeline = Timeline(stream)
     timeline(call_finished(0))
     stream.seek(0)
-    assert stream.read() == "  \\u2713 Read   12 ms\n"
+    assert stream.read() == "  \\u2713 Read x  12 ms\n"
 
 
 def test_on_a_terminal_what_runs_is_redrawn_and_what_ended_stays(terminal: Terminal) -> None:
@@ -245,9 +246,9 @@ def test_on_a_terminal_what_runs_is_redrawn_and_what_ended_stays(terminal: Termi
     timeline(call_started(0, "slow.txt"))
     timeline(call_started(1, "fast.txt"))
     terminal.wait_for(lambda text: re.search(r"⠋|⠙|⠹|⠸|⠼|⠴|⠦|⠧|⠇|⠏ Read slow.txt", text) is not None)
-    timeline(call_finished(1))
+    timeline(call_finished(1, summary="fast.txt"))
     terminal.wait_for(lambda text: "✓ Read fast.txt" in text)
-    timeline(call_finished(0))
+    timeline(call_finished(0, summary="slow.txt"))
     timeline(ENDED)
     terminal.wait_for(lambda text: "completed · 2 steps" in text)
     # For good they stand in the model's order.
