@@ -31,6 +31,7 @@ class ReplyReader:
         self._stream = keys.reply_stream(coordinator)
         self._expected: dict[str, asyncio.Future[Reply]] = {}
         self._last_id = "0-0"
+        self._has_answered = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "ReplyReader":
@@ -54,9 +55,12 @@ class ReplyReader:
         while True:
             try:
                 answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=BLOCK_MS)
+                self._has_answered = True
                 await self._take(cast(_Answer, answer))
             except RedisError as exc:
-                log.warning("the reply stream is away", extra={"error": str(exc)})
+                # A Redis that is just starting is no news; one that went away is.
+                level = logging.WARNING if self._has_answered else logging.INFO
+                log.log(level, "the reply stream is away", extra={"error": str(exc)})
                 await asyncio.sleep(RETRY_S)
 
     async def _take(self, answer: _Answer) -> None:

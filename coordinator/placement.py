@@ -70,7 +70,7 @@ class Placement:
                 if views:
                     nobody_since = self._clock()
             except RedisError as exc:
-                log.warning("placement waits for Redis", extra={"error": str(exc)})
+                log.info("placement waits for Redis", extra={"error": str(exc)})
             if self._clock() - nobody_since > NODE_WAIT_S:
                 raise NoBox(
                     "No worker is alive: start one with `python -m worker run` (its log says why one that was "

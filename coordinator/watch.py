@@ -89,5 +89,6 @@ class Watch:
             try:
                 await self.poll()
             except RedisError as exc:
-                log.warning("Redis does not answer", extra={"error": str(exc)})
+                level = logging.INFO if self._run_id is None else logging.WARNING
+                log.log(level, "Redis does not answer", extra={"error": str(exc)})
             await asyncio.sleep(EVERY_S)

@@ -47,6 +47,9 @@ class Deaths:
         while not self._closed.is_set():
             try:
                 self._stream = self._subscribe()
+                if self._closed.is_set():
+                    self._stream.close()
+                    return
                 for event in self._stream:
                     self._take(event)
             except Exception:

@@ -8,43 +8,48 @@ MARKER_BASE = 0x40000000
 """A call's marker is a supplementary group from here on: inherited by every child, and no child can drop it."""
 
 
-def marked_processes() -> dict[int, list[int]]:
-    """Living process ids by marker."""
+def marked_processes() -> tuple[dict[int, list[int]], int]:
+    """Living process ids by marker, and how many tasks (threads) have none: our own."""
     found: dict[int, list[int]] = {}
+    own_tasks = 0
     for name in os.listdir("/proc"):
         if name[0] in "123456789":
-            marker = _marker_of(name)
+            text = _status_of(name)
+            marker = _marker_in(text)
             if marker:
                 found.setdefault(marker, []).append(int(name))
-    return found
+            elif text:
+                own_tasks += int(_field(text, b"\nThreads:"))
+    return found, own_tasks
 
 
-def _marker_of(pid: str) -> int:
-    """The marker of a living process, 0 when it has none, is dead or a zombie."""
+def _status_of(pid: str) -> bytes:
+    """What the kernel says of a living process; empty when it is dead or a zombie."""
     try:
         fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return 0
+        return b""
     try:
         text = os.read(fd, 4096)
     except OSError:
-        return 0
+        return b""
     finally:
         os.close(fd)
-    start = text.find(b"\nGroups:")
-    if start < 0 or b"\nState:\tZ" in text or b"\nState:\tX" in text:
-        return 0
-    groups = text[start + 8 : text.find(b"\n", start + 1)].split()
-    for group in groups:
-        number = int(group)
-        if number >= MARKER_BASE:
-            return number
-    return 0
+    return b"" if b"\nState:\tZ" in text or b"\nState:\tX" in text else text
+
+
+def _marker_in(text: bytes) -> int:
+    return next((int(group) for group in _field(text, b"\nGroups:").split() if int(group) >= MARKER_BASE), 0)
+
+
+def _field(text: bytes, name: bytes) -> bytes:
+    start = text.find(name)
+    return text[start + len(name) : text.find(b"\n", start + 1)] if start >= 0 else b""
 
 
 def signal_marked(marker: int | None, number: int) -> list[int]:
     """Signal every living process of the marker (None: of any marker); the process ids that were there."""
-    found = marked_processes()
+    found, _ = marked_processes()
     pids = found.get(marker, []) if marker is not None else [pid for group in found.values() for pid in group]
     for pid in pids:
         with suppress(OSError):

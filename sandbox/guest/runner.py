@@ -196,11 +196,10 @@ class Runner:
         tasks = self._kernel.task_count()
         if tasks is not None and tasks == self._idle_tasks and not self._running and not self._leftovers:
             return []
-        found = marked_processes()
+        found, own_tasks = marked_processes()
         for key in [key for key, command in self._leftovers.items() if command.marker not in found]:
             self._leftovers.pop(key).output.close()
-        if not found and not self._running:
-            self._idle_tasks = tasks
+        self._idle_tasks = own_tasks
         return found.get(marker, [])
 
     def forget_idle_count(self) -> None:

@@ -45,6 +45,7 @@ class Spawner:
         self.dead_man_s = dead_man_s
         self.waiting: Waiting = {}
         self.guest_pid = 0
+        self.exit_code = 1
         self.null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
         # The number is kept taken, so that no received descriptor ever has it.
         posix.dup2(self.null, REPORT_FD, False)
@@ -140,6 +141,7 @@ class Spawner:
             if pid == 0:
                 return False
             if pid == self.guest_pid:
+                self.exit_code = status >> 8 or 128 + status
                 return True
             if pid in self.waiting:
                 spawn_id, errors = self.waiting.pop(pid)
@@ -180,7 +182,7 @@ def main() -> None:
     spawner = Spawner(uid, gid, dead_man_s)
     spawner.start_guest([text.encode("utf-8", "surrogateescape") for text in sys.argv[4:]])
     spawner.serve()
-    posix._exit(1)
+    posix._exit(spawner.exit_code & 255)
 
 
 if __name__ == "__main__":

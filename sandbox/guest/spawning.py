@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_MESSAGE_BYTES = 512 * 1024
+QUEUE_WAIT_MS = 2000
 
 
 class Ended:
@@ -35,6 +37,8 @@ class SpawnerLink:
     def __init__(self, loop: Loop, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
+        self._writable = select.poll()
+        self._writable.register(fd, select.POLLOUT)
         self._loop = loop
         self._on_end: dict[int, Callable[[Ended], None]] = {}
         self._last_id = 0
@@ -45,7 +49,13 @@ class SpawnerLink:
         self._last_id += 1
         message = marshal.dumps(("spawn", self._last_id, *command))
         packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
-        self._socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)]
+        try:
+            self._socket.sendmsg([message], rights)
+        except BlockingIOError:
+            # The spawner has more to do than its queue holds; it takes a message a millisecond.
+            self._writable.poll(QUEUE_WAIT_MS)
+            self._socket.sendmsg([message], rights)
         self._on_end[self._last_id] = on_end
 
     def beat(self) -> None:

@@ -9,13 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from coordinator.embedded import RESTARTS, SOCKET_PATH_BYTES, Embedded, sweep
+from coordinator.embedded import END_S, RESTARTS, SOCKET_PATH_BYTES, Embedded, sweep
 from coordinator.errors import ConfigError
 from worker.contract import keys
 
@@ -169,9 +170,11 @@ class TestWorkerThatCannotStart:
         until(lambda: not is_running(pids[1]), "the worker has given up", START_S)
         until(lambda: answers(embedded.redis_url), "Redis answers")
 
+        started = time.monotonic()
         embedded.close()
         embedded.close()
 
+        assert time.monotonic() - started < END_S / 3
         assert not any(is_running(pid) for pid in pids)
         assert list((state_dir / "runs").iterdir()) == []
 

@@ -138,7 +138,7 @@ def test_cancel_ends_a_running_command(run: Run, box: Box, mark: Callable[..., C
     assert box.cancel(given.key)
     thread.join(10)
     assert answers[0].cancelled
-    assert answers[0].stdout.total_bytes == 40_000
+    assert answers[0].stdout.total_bytes > 32_768
     assert not box.cancel("no such call")
 
 

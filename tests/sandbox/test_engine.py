@@ -148,6 +148,14 @@ def test_many_small_hogs_do_not_take_the_guest(fresh_box: FreshBox, shell: Shell
     assert run("echo next").stdout.head == b"next\n"
 
 
+def test_a_box_that_runs_out_of_memory_is_lost_for_that_reason(fresh_box: FreshBox, shell: Shell) -> None:
+    run = shell(fresh_box(limits=Limits(memory_bytes=64 * MIB, shm_bytes=256 * MIB)))
+    with pytest.raises(BoxLost) as lost:
+        for _ in range(50):
+            run("head -c 200M /dev/zero > /dev/shm/x")
+    assert lost.value.reason is LossReason.OOM
+
+
 def test_a_fork_bomb_hurts_its_own_box_for_one_call(fresh_box: FreshBox, shell: Shell) -> None:
     run = shell(fresh_box(limits=Limits(pids=256, memory_bytes=512 * MIB)))
     answer = run(":(){ :|:& };: ; sleep 100", timeout_ms=1500)
