@@ -150,9 +150,13 @@ def test_many_small_hogs_do_not_take_the_guest(fresh_box: FreshBox, shell: Shell
 
 def test_a_box_that_runs_out_of_memory_is_lost_for_that_reason(fresh_box: FreshBox, shell: Shell) -> None:
     run = shell(fresh_box(limits=Limits(memory_bytes=64 * MIB, shm_bytes=256 * MIB)))
-    with pytest.raises(BoxLost) as lost:
+
+    def fill() -> None:
         for _ in range(50):
             run("head -c 200M /dev/zero > /dev/shm/x")
+
+    with pytest.raises(BoxLost) as lost:
+        fill()
     assert lost.value.reason is LossReason.OOM
 
 
