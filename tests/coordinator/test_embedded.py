@@ -39,8 +39,11 @@ def processes(run_dir: Path) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
+    process = Path(f"/proc/{pid}")
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        # A process whose first thread has ended cannot be waited for while others have not.
+        return state not in "ZX" or len(list((process / "task").iterdir())) > 1
     except OSError:
         return False
 
