@@ -88,7 +88,9 @@ class Embedded:
             return None
         words = self._tail("worker.log")
         if self._worker.returncode == 2 or self._restarts >= RESTARTS:
-            raise ConfigError(words or f"The worker ended with code {self._worker.returncode}.")
+            raise ConfigError(
+                words.removeprefix("sandhog worker: ") or f"The worker ended with code {self._worker.returncode}."
+            )
         self._restarts += 1
         self._worker = self._start_worker()
         return "The worker ended and was started again."

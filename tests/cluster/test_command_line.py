@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -275,3 +276,58 @@ def test_a_patch_is_applied_afterwards_and_refused_where_the_file_has_changed(st
     assert process.returncode == 0, err
     assert "+more" in out
     assert (project / "a.txt").read_text() == "alpha\nbeta\nmore\n"
+
+
+def system_python() -> str | None:
+    """An interpreter of this version that every user may run; None if there is none."""
+    python = Path("/usr/bin/python3")
+    asked = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    version = (
+        subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() if python.exists() else ""
+    )
+    return str(python) if version == f"{sys.version_info[0]}.{sys.version_info[1]}" else None
+
+
+def test_a_user_of_the_docker_group_gets_a_full_run(state_dir: Path, project: Path) -> None:
+    python, socket = system_python(), Path("/var/run/docker.sock")
+    if os.geteuid() != 0 or python is None or not socket.exists():
+        pytest.skip("needs root, to become an ordinary user, and a system Python of this version")
+    if any(not folder.stat().st_mode & 0o001 for folder in Path(sysconfig.get_path("purelib")).parents):
+        pytest.skip("this checkout lies in a directory that other users may not enter")
+    owner = project.stat()
+    for path in (state_dir, *project.parents):
+        if path.is_relative_to(state_dir) or path.name.startswith(("pytest-of", "pytest-", "test_")):
+            path.chmod(0o755)
+    os.chown(state_dir, owner.st_uid, owner.st_gid)
+    calls = (ScriptedCall("Bash", {"command": "id -u; echo x > made"}), ScriptedCall("Read", {"path": "a.txt"}))
+    environment = {
+        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), "/usr/bin", "/bin"]),
+        "HOME": str(state_dir),
+        "SANDHOG_STATE_DIR": str(state_dir),
+        "SANDHOG_MODEL": "scripted",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), sysconfig.get_path("purelib")]),
+    }
+    for arguments, mode in (([], "copy"), (["--bind", "--policy", "boxed"], "bind")):
+        with ScriptedEndpoint([Turn(calls=calls), Turn("done")]) as endpoint:
+            done = subprocess.run(
+                [python, "-c", SANDHOG[2], "run", "x", "--workspace", str(project), "--json", *arguments],
+                env={**environment, "OPENAI_BASE_URL": endpoint.base_url},
+                user=owner.st_uid,
+                group=owner.st_gid,
+                extra_groups=[socket.stat().st_gid],
+                cwd="/",
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        assert result["workspace_mode"] == mode
+        lines = [json.loads(line) for line in Path(result["transcript"]).read_text().splitlines()]
+        finished = {line["index"]: json.loads(line["answer"]) for line in lines if line["type"] == "call_finished"}
+        assert finished[0]["text"].strip() == str(owner.st_uid), "commands have the user's own uid"
+        assert finished[1]["status"] == "success"
+        assert (project / "made").exists() == (mode == "bind")
+    assert (project / "made").stat().st_uid == owner.st_uid
+    assert leftovers(state_dir) == []
