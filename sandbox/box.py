@@ -39,6 +39,8 @@ MARGIN_S = 15.0
 FILE_TIMEOUT_S = 120.0
 SHORT_TIMEOUT_S = 20.0
 RELINK_S = 20.0
+MAX_LINKS = 10
+"""Over how many links one request is asked before the guest is held to be broken."""
 RELINK_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 SILENCE_S = 30.0
 """A link without a sign of life for so long is made again."""
@@ -263,7 +265,9 @@ class Box:
     ) -> Answer:
         """The parsed answer, over as many links as it takes."""
         silent = False
-        while True:
+        links = 0
+        while links < MAX_LINKS:
+            links += 1
             link = self._live_link(time.monotonic() + RELINK_S)
             try:
                 frame = link.ask(head, body, timeout_s, on_output)
@@ -274,7 +278,7 @@ class Box:
                     raise self._lose(LossReason.PROTOCOL, closed.violation) from None
             except LinkTimeout:
                 link.close()
-                if silent and not self.is_frozen:
+                if silent:
                     raise self._lose(LossReason.PROTOCOL, f"no answer to {head['op']} in time") from None
                 # The guest joins the same request to the running call; its answer should be there at once.
                 silent, timeout_s = True, MARGIN_S
@@ -282,6 +286,10 @@ class Box:
                 raise GuestRefused(RefusalCode.INVALID_PARAM, f"the request is too large: {error}") from None
             except (replies.BadReply, KeyError) as error:
                 raise self._lose(LossReason.PROTOCOL, f"bad answer to {head['op']}: {error}") from None
+            if self.is_frozen:
+                # A command that stands still answers when it is thawed, however long that takes.
+                silent, links = False, 0
+        raise self._lose(LossReason.PROTOCOL, f"{head['op']}: the link broke {MAX_LINKS} times")
 
     def _live_link(self, deadline: float) -> Link:
         """The open link, made again if need be.

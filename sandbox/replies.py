@@ -27,10 +27,13 @@ def _text(head: dict[str, Any], name: str, limit: int = MAX_TEXT) -> str:
     value = head.get(name)
     if not isinstance(value, str) or len(value) > limit:
         raise BadReply(f"{name} is not a text of at most {limit} characters")
-    # File names may hold bytes that are no UTF-8; above this line they are shown, not carried.
-    return (
-        value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") if not value.isascii() else value
-    )
+    if value.isascii():
+        return value
+    try:
+        # File names may hold bytes that are no UTF-8; above this line they are shown, not carried.
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        raise BadReply(f"{name} has characters that are none") from None
 
 
 def _number(head: dict[str, Any], name: str, low: int = 0, high: int = 2**63) -> int:

@@ -26,6 +26,7 @@ except ImportError:
 
 CHUNK_BYTES = 256 * 1024
 SNIFF_BYTES = 8192
+MAX_PATH = 4096
 MAX_EDIT_BYTES = 32 * 1024 * 1024
 MAX_SCAN_BYTES = 2 * 1024 * 1024 * 1024
 
@@ -48,8 +49,8 @@ def canonical(cwd: str, path: object) -> str:
     Raises:
         Refusal: INVALID_PATH, SYMLINK_LOOP, ACCESS_DENIED.
     """
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise Refusal(RefusalCode.INVALID_PATH, "the path is empty or has a NUL character")
+    if not isinstance(path, str) or not path or "\0" in path or len(path) > MAX_PATH:
+        raise Refusal(RefusalCode.INVALID_PATH, f"the path is empty, longer than {MAX_PATH}, or has a NUL character")
     try:
         joined = os.path.join(cwd, os.fsdecode(os.fsencode(path)))
     except UnicodeError:

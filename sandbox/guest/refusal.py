@@ -1,8 +1,16 @@
 """How the guest says no."""
 
+from __future__ import annotations
+
 import errno
 
 from sandbox.wire import RefusalCode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sandbox.guest.calls import Answer
+
+MAX_MESSAGE = 2000
 
 _BY_ERRNO = {
     errno.ENOENT: RefusalCode.NOT_FOUND,
@@ -33,6 +41,10 @@ class Refusal(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
+
+    def answer(self) -> Answer:
+        """The refusal as the answer to its request; long words are cut."""
+        return {"refused": self.code, "message": self.message[:MAX_MESSAGE]}, b""
 
 
 def from_os_error(error: OSError, what: str) -> Refusal:

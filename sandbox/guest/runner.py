@@ -178,7 +178,7 @@ class Runner:
     def _refuse(self, command: Command, refusal: Refusal) -> None:
         command.disarm()
         self._running.pop(command.call.mark.key, None)
-        self._calls.finish(command.call, ({"refused": refusal.code, "message": refusal.message}, b""))
+        self._calls.finish(command.call, refusal.answer())
 
     def _finish(self, command: Command) -> None:
         """Answer; what the command left running stays known."""

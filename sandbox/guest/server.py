@@ -103,7 +103,7 @@ class Server:
         return channel.is_open
 
     def _refuse(self, request_id: int, refusal: Refusal) -> None:
-        self._answer(request_id, ({"refused": refusal.code, "message": refusal.message[:4000]}, b""))
+        self._answer(request_id, refusal.answer())
 
     def _frame(self, frame: Frame) -> None:
         self._last_frame = now = time.monotonic()
@@ -161,9 +161,9 @@ class Server:
         try:
             begin()
         except Refusal as refusal:
-            self._calls.finish(call, ({"refused": refusal.code, "message": refusal.message}, b""))
+            self._calls.finish(call, refusal.answer())
         except Exception as error:
-            self._calls.finish(call, ({"refused": RefusalCode.INTERNAL, "message": repr(error)}, b""))
+            self._calls.finish(call, Refusal(RefusalCode.INTERNAL, repr(error)).answer())
 
     def _cancel(self, request_id: int, frame: Frame) -> None:
         self._answer(request_id, ({"found": self._runner.cancel(str(frame.head["key"]))}, b""))
@@ -199,12 +199,11 @@ class Server:
             try:
                 answer = work()
             except Refusal as refusal:
-                answer = {"refused": refusal.code, "message": refusal.message}, b""
+                answer = refusal.answer()
             except OSError as error:
-                refused = from_os_error(error, "file work")
-                answer = {"refused": refused.code, "message": refused.message}, b""
+                answer = from_os_error(error, "file work").answer()
             except Exception as error:
-                answer = {"refused": RefusalCode.INTERNAL, "message": repr(error)}, b""
+                answer = Refusal(RefusalCode.INTERNAL, repr(error)).answer()
             return lambda: deliver(answer)
 
         self._pool.submit(job)

@@ -149,6 +149,7 @@ def test_what_cannot_be_read_is_refused_each_by_its_own_code(files: Files, run: 
         "utf16": RefusalCode.BINARY_FILE,
         "a\0b": RefusalCode.INVALID_PATH,
         "": RefusalCode.INVALID_PATH,
+        "\u2028/" * 20_000: RefusalCode.INVALID_PATH,
         "x" * 300: RefusalCode.INVALID_PATH,
         "no": RefusalCode.ACCESS_DENIED,
     }
