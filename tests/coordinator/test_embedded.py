@@ -163,7 +163,7 @@ class TestWorkerThatCannotStart:
         (_, pid) = processes(embedded.run_dir)
         until(lambda: not is_running(pid), "the worker has given up", START_S)
 
-        with pytest.raises(ConfigError, match=r"sandhog worker: .*engine"):
+        with pytest.raises(ConfigError, match="engine"):
             embedded.look_after()
         assert len(processes(embedded.run_dir)) == 2
 
@@ -203,7 +203,7 @@ class TestWorkerThatCannotStart:
         try:
             (_, pid) = processes(embedded.run_dir)
             until(lambda: not is_running(pid), "the worker has given up", START_S)
-            with pytest.raises(ConfigError, match="sandhog worker: "):
+            with pytest.raises(ConfigError, match="engine"):
                 embedded.look_after()
         finally:
             embedded.close()
