@@ -105,6 +105,7 @@ class Executor:
         if not cancelled.is_set():
             await self._dispatcher.send_chain([job.order for job in jobs])
         for at, link in enumerate(sent):
+            link.behind = tuple(later.order.key for later in sent[at + 1 :])
             link.startable_at = min(link.startable_at, self._settler.now())
             try:
                 outcome = await self._settler.settle(link, cancelled)

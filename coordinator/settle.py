@@ -47,6 +47,8 @@ class Sent:
     startable_at: float
     """Monotonic time from which a free lane could have taken it; infinity behind an unfinished link of its chain."""
     joins: int = 0
+    behind: tuple[CallKey, ...] = ()
+    """The later links of its chain: its node sends the next one as soon as this call ends, also by a cancel."""
 
 
 class MustResend(Exception):
@@ -174,7 +176,7 @@ class Settler:
 
     async def _cancel(self, sent: Sent) -> CallOutcome:
         key = sent.order.key
-        (is_fenced,) = await self._store.fence([key])
+        is_fenced, *_ = await self._store.fence([key, *sent.behind])
         if is_fenced:
             return cancelled_outcome(key, "The session was cancelled before this call ran.")
         await self._dispatcher.cancel(sent.order.node, [key])

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -18,8 +19,8 @@ from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec
 
 IMAGE = "sandhog-box:latest"
-BUSYBOX_IMAGE = "sandhog-test-busybox:latest"
-NODE = "sandbox-tests"
+BUSYBOX_IMAGE = f"sandhog-test-busybox:{os.getpid()}"
+NODE = f"sandbox-tests-{os.getpid()}"
 AGENT = 10_001
 
 _keys = itertools.count(1)
@@ -61,7 +62,7 @@ def busybox_image(docker_client: docker.APIClient) -> Iterator[str]:
             link = tarfile.TarInfo(f"bin/{name}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
-    docker_client.import_image_from_data(data.getvalue(), "sandhog-test-busybox", "latest")
+    docker_client.import_image_from_data(data.getvalue(), *BUSYBOX_IMAGE.split(":"))
     yield BUSYBOX_IMAGE
     docker_client.remove_image(BUSYBOX_IMAGE, force=True)
 
