@@ -95,7 +95,9 @@ def tools_box(
     spill = root / "spill"
     spill.mkdir()
     folder = guest_folder.install(root / "guest")
-    engine = DockerEngine(EngineSettings(node="tools-tests", guest_folder=folder, records_dir=root / "records"))
+    engine = DockerEngine(
+        EngineSettings(node=f"tools-tests-{os.getpid()}", guest_folder=folder, records_dir=root / "records")
+    )
     uid = AGENT_UID if os.getuid() == 0 else os.getuid()
     gid = AGENT_UID if os.getuid() == 0 else os.getgid()
     box = engine.start(BoxSpec(IMAGE, tools_workspace, spill, uid, gid), session="tools-tests", generation=1)
