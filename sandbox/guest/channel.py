@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # The typing module alone would be a tenth of the guest's memory.
     from typing import Any
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
 FULL_BYTES = 1024 * 1024
 """Above this much unsent output the reading of commands' pipes pauses."""
 
