@@ -66,7 +66,8 @@ def _of_limits(spec: BoxSpec, info: GuestInfo) -> Iterator[tuple[str, str]]:
         yield "pids", f"the limit inside is {facts.get('pids_max')}"
     if not 0 < _count(facts.get("memory_max")) <= limits.memory_bytes:
         yield "memory", f"the limit inside is {facts.get('memory_max')}"
-    if not 0 <= _count(facts.get("swap_max")) <= limits.memory_bytes:
+    has_swap = facts.get("host_swap") != "0 kB"
+    if has_swap and not 0 <= _count(facts.get("swap_max")) <= limits.memory_bytes:
         yield "swap", f"the limit inside is {facts.get('swap_max')}"
     quota = f"{facts.get('cpu_quota', '')} {facts.get('cpu_period', '')}".split()
     if len(quota) < 2 or _count(quota[0]) <= 0 or _count(quota[0]) > limits.cpus * _count(quota[1]) * 1.01:

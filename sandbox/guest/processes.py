@@ -118,6 +118,8 @@ def facts(guest_folder: str, workspace: str, spill: str) -> dict[str, str]:
                 break
             except OSError:
                 continue
+    with open("/proc/meminfo", "rb") as meminfo:
+        seen["host_swap"] = _field(meminfo.read(), b"\nSwapTotal:").strip().decode()
     with open("/proc/net/dev", encoding="ascii", errors="replace") as file:
         names = [line.split(":")[0].strip() for line in file.readlines()[2:]]
     seen["interfaces"] = " ".join(sorted(names))

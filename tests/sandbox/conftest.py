@@ -19,8 +19,10 @@ from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec
 
 IMAGE = "sandhog-box:latest"
-BUSYBOX_IMAGE = f"sandhog-test-busybox:{os.getpid()}"
-NODE = f"sandbox-tests-{os.getpid()}"
+RUN = f"run-{os.getpid()}"
+"""In every name, so that two test runs on one engine do not meet."""
+BUSYBOX_IMAGE = f"sandhog-test-busybox:{RUN}"
+NODE = "sandbox-tests"
 AGENT = 10_001
 
 _keys = itertools.count(1)
@@ -68,28 +70,44 @@ def busybox_image(docker_client: docker.APIClient) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def make_engine(guest_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., DockerEngine]]:
+def make_engine(
+    guest_folder: Path, tmp_path_factory: pytest.TempPathFactory, docker_client: docker.APIClient
+) -> Iterator[Callable[..., DockerEngine]]:
     """Engines of a node of this test run; all are closed and their boxes removed at the end."""
     engines = []
+    nodes = set()
 
     def make(node: str = NODE, records_dir: Path | None = None, **settings: Any) -> DockerEngine:
         records_dir = records_dir or tmp_path_factory.mktemp("records")
-        engine = DockerEngine(EngineSettings(node, guest_folder, records_dir, **settings))
+        engine = DockerEngine(EngineSettings(f"{node}-{RUN}", guest_folder, records_dir, **settings))
         engines.append(engine)
+        nodes.add(node)
         return engine
 
     yield make
     for engine in engines:
         engine.close()
+    for node in nodes:
+        for container in docker_client.containers(all=True, filters={"label": f"{NODE_LABEL}={node}-{RUN}"}):
+            docker_client.remove_container(container["Id"], force=True)
 
 
 @pytest.fixture(scope="session")
-def engine(make_engine: Callable[..., DockerEngine], docker_client: docker.APIClient) -> Iterator[DockerEngine]:
+def containers_of(docker_client: docker.APIClient) -> Callable[[str], int]:
+    """How many containers a node of this test run has, in whatever state."""
+
+    def count(node: str) -> int:
+        return len(docker_client.containers(all=True, filters={"label": f"{NODE_LABEL}={node}-{RUN}"}))
+
+    return count
+
+
+@pytest.fixture(scope="session")
+def engine(make_engine: Callable[..., DockerEngine], containers_of: Callable[[str], int]) -> Iterator[DockerEngine]:
     engine = make_engine()
     yield engine
     engine.sweep()
-    left = docker_client.containers(all=True, filters={"label": f"{NODE_LABEL}={NODE}"})
-    assert not left, "the engine left containers behind"
+    assert containers_of(NODE) == 0, "the engine left containers behind"
 
 
 @pytest.fixture(scope="session")

@@ -71,21 +71,31 @@ def test_controls_hold_inside(fresh_box: FreshBox, shell: Shell) -> None:
     assert box.info.facts["memory_max"] == str(256 * MIB)
 
 
+def test_commands_cannot_look_into_the_guest(fresh_box: FreshBox, shell: Shell) -> None:
+    run = shell(fresh_box())
+    answer = run(
+        "for p in /proc/[0-9]*; do grep -qs '[s]pawner.pyc\\|[g]uest.pyc\\|[r]elay.pyc' $p/cmdline || continue; "
+        "echo found; cat $p/environ $p/mem; ls $p/fd; kill -0 ${p#/proc/} && echo signalled; done 2>/dev/null | sort -u"
+    )
+    assert answer.stdout.head == b"found\n"
+
+
 def test_a_control_that_does_not_hold_is_named_and_nothing_is_left(
-    engine: DockerEngine, make_spec: Callable[..., BoxSpec], docker_client: docker.APIClient, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], containers_of: Callable[[str], int],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("sandbox.engine.CAPABILITIES", ["SETUID", "SETGID", "KILL", "CHOWN", "NET_RAW", "DAC_OVERRIDE"])
-    before = len(docker_client.containers(all=True))
+    engine = make_engine("weak", tmp_path / "records")
     with pytest.raises(ControlNotEnforced) as weak:
         engine.start(make_spec(0), "s", 1)
     assert weak.value.control == "capabilities"
-    assert len(docker_client.containers(all=True)) <= before
+    assert containers_of("weak") == 0
+    assert list((tmp_path / "records").iterdir()) == []
     engine.start(make_spec(0, allow_weak=frozenset({"capabilities"})), "s", 1).close()
 
 
 def test_a_start_that_fails_leaves_nothing(
-    make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], docker_client: docker.APIClient,
+    make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], containers_of: Callable[[str], int],
     tmp_path: Path,
 ) -> None:  # fmt: skip
     engine = make_engine("failing-starts", tmp_path / "records")
@@ -99,7 +109,7 @@ def test_a_start_that_fails_leaves_nothing(
     with pytest.raises(EngineUnavailable):
         engine.start(make_spec(runtime="no-such-runtime"), "s", 1)
     assert list((tmp_path / "records").iterdir()) == []
-    assert docker_client.containers(all=True, filters={"label": "sandhog.node=failing-starts"}) == []
+    assert containers_of("failing-starts") == 0
     assert not engine.image_exists("sandhog-no-such-image:latest")
 
 
