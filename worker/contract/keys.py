@@ -73,3 +73,27 @@ def claim(call_key: str) -> str:
 def grant(session_id: str, digest: str) -> str:
     """Return the key of a human's yes to one tool with these very arguments; written by coordinators only."""
     return f"{PREFIX}grant:{session_id}:{digest}"
+
+
+def seen(session_id: str) -> str:
+    """Return the hash of a session's read metadata, by canonical path; expires with the session."""
+    return f"{PREFIX}seen:{session_id}"
+
+
+def path_lock(place: str) -> str:
+    """Return the key that holds who replaces the file at a place now; `place` names workspace and path, hashed."""
+    return f"{PREFIX}path:{place}"
+
+
+def session_breakers(session_id: str) -> str:
+    """Return the hash of a session's breakers, by tool; each record carries its own expiry."""
+    return f"{PREFIX}breaker:session:{session_id}"
+
+
+def node_breakers(node_name: str) -> str:
+    """Return the hash of a node's breakers, by tool; each record carries its own expiry."""
+    return f"{PREFIX}breaker:node:{node_name}"
+
+
+BREAKERS = f"{PREFIX}breaker:*"
+"""Pattern of all breakers' keys, for operators."""
