@@ -6,7 +6,7 @@ A ToolResult is made once, never changed, and turned into the model's one JSON o
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
 
@@ -168,6 +168,10 @@ class RunContext:
     """Who the session acts for."""
     spill: Spill | None = None
     """Takes output while it streams; None keeps head and tail only."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What else is known of the principal: tenant, groups, …"""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The principal's secrets that the tool asked for by name; never in the box, empty for a tool that runs there."""
 
 
 class Parameters(BaseModel):
@@ -190,6 +194,17 @@ class Tool(ABC, Generic[P]):
     runs_on: ClassVar[Literal["box", "worker", "coordinator"]] = "box"
     effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "changes"
     """What a call can do at most; the guarded policy decides by it."""
+    secrets: ClassVar[tuple[str, ...]] = ()
+    """Names of the principal's secrets that it needs; only for a tool that runs in a process of its own."""
+
+    @property
+    def has_own_process(self) -> bool:
+        """Whether a call runs in a child process of the node, not in the node itself."""
+        return self.runs_on == "worker"
+
+    def counts_as_fault(self, code: ErrorCode) -> bool:
+        """Whether the breaker counts this end of a call: not the model's mistakes."""
+        return code.counts_as_fault
 
     def is_concurrency_safe(self, arguments: P) -> bool:
         """Whether a call with these arguments may run beside its neighbours."""

@@ -10,6 +10,7 @@ from tools.glob import Glob
 from tools.grep import Grep
 from tools.read import Read
 from tools.schema import function_schema
+from tools.strict import strict_function_schema
 from tools.write import Write
 
 
@@ -31,9 +32,19 @@ class Registry:
         """Return all names, sorted."""
         return sorted(self._tools)
 
-    def function_schemas(self, hidden: Collection[str] = frozenset()) -> list[dict[str, Any]]:
-        """Return the `tools` list of a model request without the hidden ones: sorted by name, the same every time."""
-        return [function_schema(self._tools[name]) for name in self.names() if name not in hidden]
+    def tools(self) -> list[AnyTool]:
+        """Return all tools, sorted by name."""
+        return [self._tools[name] for name in self.names()]
+
+    def function_schemas(self, hidden: Collection[str] = frozenset(), *, strict: bool = False) -> list[dict[str, Any]]:
+        """Return the `tools` list of a model request without the hidden ones: sorted by name, the same every time.
+
+        Args:
+            hidden: Names to leave out.
+            strict: Render each schema as endpoints want it that decode by it, see `tools.strict`.
+        """
+        rendered = strict_function_schema if strict else function_schema
+        return [rendered(tool) for tool in self.tools() if tool.name not in hidden]
 
 
 def builtin_registry() -> Registry:

@@ -14,11 +14,16 @@ SHOWN_FAULTS = 5
 Schema = dict[str, Any]
 
 
-def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None) -> BaseModel:
+def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None, *, strict: bool = False) -> BaseModel:
     """Return the tool's arguments from what the model sent: a JSON text or an object; "" and None mean no arguments.
 
+    Args:
+        tool: The tool that is called.
+        raw: The arguments.
+        strict: The model was given the strict rendering: null stands for the default of an optional argument.
+
     Raises:
-        ToolFailure: INVALID_PARAM; names the fault and what is allowed.
+        ToolFailure: INVALID_PARAM; names the fault and what is allowed. INTERNAL_ERROR: a validator of the tool broke.
     """
     text = raw if isinstance(raw, str) else json.dumps(dict(raw or {}))
     if not text.strip():
@@ -31,13 +36,20 @@ def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None) -> BaseM
         _refuse(tool, f"arguments are not JSON: {exc}")
     if not isinstance(value, dict):
         _refuse(tool, f"arguments must be a JSON object, not {_kind(value)}")
+    if strict:
+        text = json.dumps(_without_nulls(value, parameters_schema(tool.parameters)))
     try:
-        # By JSON, not by Python values: a strict model takes a nested object only this way.
-        return tool.parameters.model_validate_json(text, strict=True)
+        # By JSON, not by Python values: a strict model takes a nested object only this way. Nested models of a
+        # user's need not say that they are closed.
+        return tool.parameters.model_validate_json(text, strict=True, extra="forbid")
     except ValidationError as exc:
         faults = [_fault(error) for error in exc.errors(include_url=False, include_context=False)]
         more = f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
         _refuse(tool, "; ".join(faults[:SHOWN_FAULTS]) + more)
+    except Exception as exc:
+        # A user's validator may raise anything; it must not end the session.
+        words = f"{tool.name}: checking its arguments broke: {type(exc).__name__}: {exc}"
+        raise ToolFailure(ErrorCode.INTERNAL_ERROR, words) from exc
 
 
 def function_schema(tool: AnyTool) -> Schema:
@@ -79,7 +91,27 @@ def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
             plain[key] = [_inlined(entry, definitions) for entry in value]
         else:
             plain[key] = value
+    if "properties" in plain:
+        # Held by `extra="forbid"` at validation, for every nested object.
+        plain.setdefault("additionalProperties", False)
     return plain
+
+
+def _without_nulls(value: Any, schema: Schema) -> Any:
+    """Return a value of the strict rendering without the nulls that stand for defaults."""
+    for choice in [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
+        value = _without_nulls(value, choice)
+    if isinstance(value, list) and "items" in schema:
+        return [_without_nulls(item, schema["items"]) for item in value]
+    properties = schema.get("properties", {})
+    if not isinstance(value, dict) or not properties:
+        return value
+    required = schema.get("required", [])
+    return {
+        name: _without_nulls(entry, properties.get(name, {}))
+        for name, entry in value.items()
+        if entry is not None or name in required or name not in properties
+    }
 
 
 def _refuse(tool: AnyTool, fault: str) -> NoReturn:
