@@ -21,6 +21,7 @@ from coordinator.scripted import ScriptedEndpoint
 from coordinator.session import SessionRequest
 from coordinator.settings import Settings
 from coordinator.terminal import is_terminal
+from coordinator.visible import visible
 from coordinator.workspace_choice import Chosen, Wanted, choose
 from worker.contract.orders import Policy
 
@@ -123,16 +124,15 @@ def apply(
 ) -> None:
     """Put a session's patch into the directory it was made for: all of it, or nothing where something changed since."""
     kept = find_session(_settings().state_dir, session_id)
-    print(kept.patch or "The session changed nothing.", end="" if kept.patch else "\n")
+    text = visible(kept.patch) if sys.stdout.isatty() else kept.patch
+    print(text or "The session changed nothing.", end="" if kept.patch else "\n")
     if not kept.patch:
         return
     if not yes and not (
         is_terminal(sys.stdin, sys.stderr) and typer.confirm(f"Apply this to {kept.workspace}?", err=True)
     ):
         raise ConfigError("Nothing was applied: say yes on a terminal, or give --yes.")
-    # On the files it acts like a node, so it is the node side's program that does it.
-    argv = [sys.executable, "-m", "worker", "apply", str(kept.session_dir), str(kept.workspace)]
-    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+    raise typer.Exit(_apply(kept.session_dir, kept.workspace))
 
 
 def main() -> None:
@@ -156,14 +156,24 @@ def _finish(result: SessionResult, *, as_json: bool, is_gone: bool = False) -> N
 
 def _print_outcome(result: SessionResult, *, is_gone: bool) -> None:
     """Say where the work lies: the timeline showed everything else."""
-    if result.workspace_mode == "copy" and result.patch:
-        print(result.patch, end="")
-        if result.applied:
-            print(f"The patch was applied to {result.workspace}.", file=sys.stderr)
-        elif not is_gone:
-            print(f"Nothing was changed in {result.workspace} ({result.workspace_reason}).", file=sys.stderr)
-            print(f"To apply the patch:  sandhog apply {result.session_id}", file=sys.stderr)
+    if result.patch:
+        # On a terminal a patch must not be able to draw; in a pipe it must stay a patch.
+        print(visible(result.patch) if sys.stdout.isatty() else result.patch, end="")
+    if result.applied:
+        print(f"The patch was applied to {result.workspace}.", file=sys.stderr)
     print(f"Transcript: {result.transcript}", file=sys.stderr)
+    if not result.patch or result.applied or is_gone:
+        return
+    print(f"Nothing was changed in {result.workspace} ({result.workspace_reason}).", file=sys.stderr)
+    print(f"To apply the patch:  sandhog apply {result.session_id}", file=sys.stderr)
+    if is_terminal(sys.stdin, sys.stdout, sys.stderr) and typer.confirm("Apply it now?", default=False, err=True):
+        _apply(Path(result.transcript).parent, Path(result.workspace))
+
+
+def _apply(session_dir: Path, directory: Path) -> int:
+    """Put a kept result into its directory; return the exit code. The node side's program does it, as on a node."""
+    argv = [sys.executable, "-P", "-m", "worker", "apply", str(session_dir), str(directory)]
+    return subprocess.run(argv, check=False).returncode
 
 
 def _prompt(argument: str) -> str:
