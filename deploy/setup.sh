@@ -36,7 +36,7 @@ main() {
     exec 9<"${BASH_SOURCE[0]}"
     if command -v flock >/dev/null; then flock 9; fi
     # The tests hold patches against what these two make of them.
-    if [ "$kind" = dev ]; then ensure_commands git patch; fi
+    if [ "$kind" = dev ]; then ensure_commands git patch busybox=busybox-static; fi
     ensure_environment "$kind"
     # One question answers for both.
     if ! image_is_current; then

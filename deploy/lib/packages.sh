@@ -23,10 +23,10 @@ install_packages() {
     quietly "apt-get install $*" apt_get install --no-install-recommends "$@"
 }
 
-# ensure_commands NAME …: installs those missing, each from the package of the same name.
+# ensure_commands NAME[=PACKAGE] …: installs those missing, each from the package of the same name unless one is given.
 ensure_commands() {
-    local name missing=()
-    for name in "$@"; do command -v "$name" >/dev/null || missing+=("$name"); done
+    local wanted missing=()
+    for wanted in "$@"; do command -v "${wanted%%=*}" >/dev/null || missing+=("${wanted#*=}"); done
     [ ${#missing[@]} -gt 0 ] || return 0
     may_install || die "missing: ${missing[*]}" "Install them; on Debian or Ubuntu:  sudo apt-get install ${missing[*]}"
     install_packages "${missing[@]}" || die "apt-get could not install ${missing[*]}"
