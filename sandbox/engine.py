@@ -1,36 +1,29 @@
-"""Boxes from the Docker engine: started, proven, adopted, removed. The only module that knows Docker."""
+"""Boxes from the Docker engine: started, proven, adopted, removed.
+
+With `container`, `creation` and `engine_stream` the only module that knows Docker.
+"""
 
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import docker
-import requests.exceptions
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import LogConfig, Mount, Ulimit
 from docker.utils import kwargs_from_env
 
-from sandbox import controls, wire
+from sandbox import controls
 from sandbox.box import Box
+from sandbox.container import DockerContainer, remove_container, translated
+from sandbox.creation import BOX_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
-from sandbox.engine_stream import ExecStream
-from sandbox.errors import EngineUnavailable, ImageMissing, LossReason, SandboxError
-from sandbox.guest_folder import command_line
+from sandbox.errors import EngineUnavailable, ImageMissing, SandboxError
 from sandbox.record import BoxRecord, RecordStore
 from sandbox.requests import CallMark, RunRequest
 from sandbox.spec import BoxSpec
 
-CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN"]
-"""For the spawner and the guest: to become the agent, to end its processes, to give it its home."""
-LABEL, NODE_LABEL, BOX_LABEL, BORN_LABEL, PROFILE_LABEL = (
-    "sandhog", "sandhog.node", "sandhog.box", "sandhog.born", "sandhog.profile",
-)  # fmt: skip
-NAME_PREFIX = "sandhog-"
 PROBE_TIMEOUT_MS = 10_000
 
 
@@ -53,63 +46,6 @@ class EngineSettings:
     """Asked when a box froze by itself for want of heartbeats and they come again: is it still ours?"""
     clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = field(default=lambda: secrets.token_hex(6))
-
-
-@contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Turn the engine's errors into ours."""
-    try:
-        yield
-    except ImageNotFound as error:
-        raise ImageMissing(f"{what}: {error.explanation}") from error
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise EngineUnavailable(f"{what}: {error}") from error
-
-
-class DockerContainer:
-    """One container as its box needs it."""
-
-    def __init__(self, client: docker.APIClient, name: str, deaths: Deaths) -> None:
-        self._client = client
-        self._name = name
-        self._deaths = deaths
-
-    def connect(self) -> ExecStream:
-        """A new stream to the guest, through a relay executed in the container."""
-        with translated(f"link to {self._name}"):
-            created = self._client.exec_create(self._name, command_line("relay"), stdin=True, user="0:0", workdir="/")
-            return ExecStream(self._client.exec_start(created["Id"], socket=True))
-
-    def fate(self) -> tuple[LossReason, str] | None:
-        """Why the container is gone; None while it runs."""
-        try:
-            with translated(f"state of {self._name}"):
-                state = self._client.inspect_container(self._name)["State"]
-        except EngineUnavailable as error:
-            if isinstance(error.__cause__, NotFound):
-                return self._deaths.reason(self._name)
-            raise
-        if state["Running"]:
-            return None
-        if state.get("OOMKilled"):
-            return LossReason.OOM, "the box's memory limit ended its guest"
-        return self._deaths.reason(self._name)
-
-    def remove(self) -> None:
-        """End and remove the container."""
-        remove_container(self._client, self._name)
-
-
-def remove_container(client: docker.APIClient, name: str) -> None:
-    """End and remove a container; it may be gone, or going, already."""
-    try:
-        with translated(f"removal of {name}"):
-            client.remove_container(name, force=True, v=True)
-    except EngineUnavailable as error:
-        cause = error.__cause__
-        if isinstance(cause, NotFound) or (isinstance(cause, APIError) and cause.status_code == 409):
-            return
-        raise
 
 
 class DockerEngine:
@@ -172,7 +108,7 @@ class DockerEngine:
         try:
             self._records.save(record)
             with translated(f"start of box {box_id}"):
-                self._create(spec, record, list(image_env))
+                create(self._client, spec, record, self._settings.guest_folder, list(image_env))
                 self._client.start(record.container)
             box = self._link(record, (image_env, spec.env))
             self._prove(box, spec)
@@ -182,52 +118,6 @@ class DockerEngine:
         finally:
             self._starting.discard(box_id)
         return box
-
-    def _create(self, spec: BoxSpec, record: BoxRecord, image_env_names: list[str]) -> None:
-        limits = spec.limits
-        host_config = self._client.create_host_config(
-            mounts=_mounts(spec, self._settings.guest_folder),
-            tmpfs={wire.SOCKET_DIR: "size=1m,mode=0700"},
-            init=True,
-            auto_remove=True,
-            cap_drop=["ALL"],
-            cap_add=CAPABILITIES,
-            security_opt=["no-new-privileges:true"],
-            network_mode="none",
-            ipc_mode="private",
-            mem_limit=limits.memory_bytes,
-            memswap_limit=limits.memory_bytes,
-            nano_cpus=int(limits.cpus * 1e9),
-            pids_limit=limits.pids,
-            shm_size=limits.shm_bytes,
-            ulimits=[
-                Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
-                Ulimit(name="core", soft=0, hard=0),
-            ],
-            log_config=LogConfig(type="none"),
-            runtime=spec.runtime,
-        )
-        guest = command_line("guest", str(spec.uid), str(spec.gid), str(spec.freeze_s))
-        self._client.create_container(
-            record.image,
-            name=record.container,
-            entrypoint=command_line("spawner", str(spec.uid), str(spec.gid), str(spec.dead_man_s), *guest),
-            command=[],
-            # A name without a value takes the image's variable away: nothing of the image reaches loader or guest.
-            environment=image_env_names,
-            user="0:0",
-            working_dir="/",
-            hostname="box",
-            healthcheck={"test": ["NONE"]},
-            labels={
-                LABEL: "1",
-                NODE_LABEL: record.node,
-                BOX_LABEL: record.box_id,
-                BORN_LABEL: str(int(record.born)),
-                PROFILE_LABEL: record.profile,
-            },
-            host_config=host_config,
-        )
 
     def _link(self, record: BoxRecord, env: tuple[Any, Any] | None) -> Box:
         container = DockerContainer(self._client, record.container, self._deaths)
@@ -376,15 +266,6 @@ def _thaw(box: Box) -> None:
     except SandboxError:
         # The box is lost; whoever uses it hears of it.
         return
-
-
-def _mounts(spec: BoxSpec, guest_folder: Path) -> list[Mount]:
-    """Bind mounts; a source that does not exist is an error, never made."""
-    return [
-        Mount(wire.GUEST_FOLDER, str(guest_folder), type="bind", read_only=True),
-        Mount(wire.WORKSPACE, str(spec.workspace_dir.absolute()), type="bind"),
-        Mount(wire.SPILL, str(spec.spill_dir.absolute()), type="bind", read_only=True),
-    ]
 
 
 def _parse_env(lines: list[str]) -> dict[str, str]:

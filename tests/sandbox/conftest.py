@@ -13,7 +13,8 @@ import docker
 import pytest
 
 from sandbox.box import Box
-from sandbox.engine import NODE_LABEL, DockerEngine, EngineSettings
+from sandbox.creation import NODE_LABEL
+from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
 from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec

@@ -12,7 +12,8 @@ import docker
 import pytest
 
 from sandbox.box import Box
-from sandbox.engine import NAME_PREFIX, DockerEngine
+from sandbox.creation import NAME_PREFIX
+from sandbox.engine import DockerEngine
 from sandbox.errors import (
     BoxLost,
     ControlNotEnforced,
@@ -84,7 +85,9 @@ def test_a_control_that_does_not_hold_is_named_and_nothing_is_left(
     make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], containers_of: Callable[[str], int],
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("sandbox.engine.CAPABILITIES", ["SETUID", "SETGID", "KILL", "CHOWN", "NET_RAW", "DAC_OVERRIDE"])
+    monkeypatch.setattr(
+        "sandbox.creation.CAPABILITIES", ["SETUID", "SETGID", "KILL", "CHOWN", "NET_RAW", "DAC_OVERRIDE"]
+    )
     engine = make_engine("weak", tmp_path / "records")
     with pytest.raises(ControlNotEnforced) as weak:
         engine.start(make_spec(0), "s", 1)

@@ -1,0 +1,70 @@
+"""One container of the Docker engine as its box needs it, and the engine's errors turned into ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import docker
+import requests.exceptions
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+
+from sandbox.deaths import Deaths
+from sandbox.engine_stream import ExecStream
+from sandbox.errors import EngineUnavailable, ImageMissing, LossReason
+from sandbox.guest_folder import command_line
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn the engine's errors into ours."""
+    try:
+        yield
+    except ImageNotFound as error:
+        raise ImageMissing(f"{what}: {error.explanation}") from error
+    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+        raise EngineUnavailable(f"{what}: {error}") from error
+
+
+class DockerContainer:
+    """One container as its box needs it."""
+
+    def __init__(self, client: docker.APIClient, name: str, deaths: Deaths) -> None:
+        self._client = client
+        self._name = name
+        self._deaths = deaths
+
+    def connect(self) -> ExecStream:
+        """A new stream to the guest, through a relay executed in the container."""
+        with translated(f"link to {self._name}"):
+            created = self._client.exec_create(self._name, command_line("relay"), stdin=True, user="0:0", workdir="/")
+            return ExecStream(self._client.exec_start(created["Id"], socket=True))
+
+    def fate(self) -> tuple[LossReason, str] | None:
+        """Why the container is gone; None while it runs."""
+        try:
+            with translated(f"state of {self._name}"):
+                state = self._client.inspect_container(self._name)["State"]
+        except EngineUnavailable as error:
+            if isinstance(error.__cause__, NotFound):
+                return self._deaths.reason(self._name)
+            raise
+        if state["Running"]:
+            return None
+        if state.get("OOMKilled"):
+            return LossReason.OOM, "the box's memory limit ended its guest"
+        return self._deaths.reason(self._name)
+
+    def remove(self) -> None:
+        """End and remove the container."""
+        remove_container(self._client, self._name)
+
+
+def remove_container(client: docker.APIClient, name: str) -> None:
+    """End and remove a container; it may be gone, or going, already."""
+    try:
+        with translated(f"removal of {name}"):
+            client.remove_container(name, force=True, v=True)
+    except EngineUnavailable as error:
+        cause = error.__cause__
+        if isinstance(cause, NotFound) or (isinstance(cause, APIError) and cause.status_code == 409):
+            return
+        raise
