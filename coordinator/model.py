@@ -37,6 +37,9 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 NO_KEY = "no-key"
 """Sent where an endpoint is named but no key is: local servers want none, the client wants one."""
 
+LIST_TIMEOUT_S = 5.0
+"""How long the list of models is waited for."""
+
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 """A reply above this is broken off; the largest real ones are some hundred kilobytes."""
 
@@ -54,7 +57,7 @@ class ModelSettings:
     """Where the model is and how it is asked."""
 
     model: str
-    """Name sent to the endpoint."""
+    """Name sent to the endpoint; "" until `model_choice` has found one."""
     base_url: str | None = None
     """The endpoint's root, usually ending in /v1; None for OpenAI's own."""
     api_key: str | None = field(default=None, repr=False)
@@ -81,7 +84,7 @@ class ModelSettings:
         """Settings from `OPENAI_BASE_URL`, `OPENAI_API_KEY` and, where `model` is None, `SANDHOG_MODEL`.
 
         Raises:
-            ConfigError: No endpoint or no model is named.
+            ConfigError: No endpoint is named.
         """
         base_url = environment.get("OPENAI_BASE_URL") or None
         api_key = environment.get("OPENAI_API_KEY") or None
@@ -90,10 +93,7 @@ class ModelSettings:
                 "No model endpoint: set OPENAI_API_KEY for OpenAI's own, or OPENAI_BASE_URL "
                 "(such as http://127.0.0.1:8000/v1) for any server that speaks its protocol."
             )
-        name = model or environment.get("SANDHOG_MODEL")
-        if not name:
-            raise ConfigError("No model: give --model NAME or set SANDHOG_MODEL.")
-        return cls(model=name, base_url=base_url, api_key=api_key)
+        return cls(model=model or environment.get("SANDHOG_MODEL") or "", base_url=base_url, api_key=api_key)
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,15 @@ class ModelClient:
                 on_retry(Retry(error, number + 1, wait_s))
             await self._sleep(wait_s)
         raise AssertionError("max_tries is at least 1")
+
+    async def listed_models(self) -> list[str]:
+        """Names of the models the endpoint lists; empty where it lists none or does not answer soon."""
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                page = await self._openai.models.list()
+        except (OpenAIError, TimeoutError, ValueError):
+            return []
+        return [model.id for model in page.data or []]
 
     async def close(self) -> None:
         """Closes all connections."""

@@ -107,6 +107,14 @@ def test_json_is_one_object_and_everything_else_goes_to_stderr(state_dir: Path, 
     assert leftovers(state_dir) == []
 
 
+def test_without_a_name_the_endpoints_only_model_is_taken(state_dir: Path, project: Path) -> None:
+    arguments = ["run", "hello", "--workspace", str(project), "--json"]
+    with running([Turn("hi")], state_dir, *arguments, SANDHOG_MODEL="") as process:
+        result, err = ended(process)
+    assert result["status"] == "completed", err
+    assert "scripted" in err
+
+
 def test_no_secret_of_ours_is_visible_in_a_box(state_dir: Path, project: Path) -> None:
     look = "env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'; ls -la / /workspace /run /spill; cat /proc/mounts"
     script = [Turn(calls=(ScriptedCall("Bash", {"command": look}),)), Turn("done")]
@@ -128,7 +136,6 @@ def test_no_secret_of_ours_is_visible_in_a_box(state_dir: Path, project: Path) -
         (["run", "x", "--policy", "lax"], {}, "lax"),
         (["run", "x", "--bind", "--copy"], {}, "exclude"),
         (["run", "x"], {"OPENAI_BASE_URL": "", "OPENAI_API_KEY": ""}, "OPENAI_API_KEY"),
-        (["run", "x"], {"SANDHOG_MODEL": ""}, "--model"),
         (["run", "x"], {"OPENAI_BASE_URL": "ftp://somewhere"}, "http"),
         (["apply", "20000101-000000-00000000"], {}, "no session"),
         (["apply", "../../etc"], {}, "no session"),

@@ -302,13 +302,9 @@ def test_settings_come_from_the_environment() -> None:
     assert ModelSettings.from_environment("n", {"OPENAI_API_KEY": "k"}) == ModelSettings("n", api_key="k")
 
 
-@pytest.mark.parametrize(
-    ("environment", "missing"),
-    [({"SANDHOG_MODEL": "m"}, "OPENAI_API_KEY"), ({"OPENAI_API_KEY": "k"}, "SANDHOG_MODEL")],
-)
-def test_a_missing_setting_is_named(environment: dict[str, str], missing: str) -> None:
-    with pytest.raises(ConfigError, match=missing):
-        ModelSettings.from_environment(None, environment)
+def test_a_missing_endpoint_is_named() -> None:
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+        ModelSettings.from_environment(None, {"SANDHOG_MODEL": "m"})
 
 
 @pytest.mark.parametrize("base_url", [None, "127.0.0.1:8000", "ftp://x/v1", "http:///v1"])
