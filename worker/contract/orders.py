@@ -127,6 +127,8 @@ class CallOrder(Contract):
     policy: Policy
     principal: str
     """Who the session acts for."""
+    attributes: dict[str, str] = {}
+    """What else is known of the principal; told to own tools."""
     sent_at: float
     """Wall clock of the sender in seconds, for the queue-wait metric only; never for correctness."""
     result_bytes: int = 50_000
@@ -239,3 +241,5 @@ class NodeLife(Contract):
     """Worker threads for calls."""
     state: Literal["ready", "draining"] = "ready"
     pid: int = 0
+    tools: str = ""
+    """Digest of its own tools, see `tools.loading`; "" where it has none."""
