@@ -25,8 +25,9 @@ from coordinator.partition import Stretch, stretches
 from coordinator.plan import PlannedCall
 from coordinator.store import Store
 from tools.base import ErrorCode, ToolResult
-from tools.permission import Decision, decide
 from tools.permission import Policy as ToolPolicy
+from tools.permission import Terms, decide
+from tools.verdict import Decision
 from worker.contract.orders import BoxOrder, CallKey, CallOrder, CallOutcome, NodeLife, Policy, call_digest
 
 
@@ -90,7 +91,7 @@ class StepRunner:
         """Run what may run; the calls before a question to a human run first, so that their results are seen."""
         allowed: list[PlannedCall] = []
         for call in stretch.calls:
-            verdict = decide(call.name, call.arguments, ToolPolicy(seat.policy.value))
+            verdict = decide(call.name, call.arguments, Terms(ToolPolicy(seat.policy.value)))
             if verdict.decision is Decision.DENY:
                 self._answer(step, _denied(call, verdict.reason), answers)
                 continue

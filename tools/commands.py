@@ -4,11 +4,11 @@ The known readers stand in `readers`, the programs that run another one in `wrap
 may do harm; whoever adds a program writes down which of its arguments keep it a reader.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from tools.readers import reads_only
-from tools.shell import SimpleCommand, read_script
+from tools.shell import Script, SimpleCommand
 from tools.wrappers import Unwrapped, unwrap
 
 DESTRUCTIVE = {
@@ -50,16 +50,28 @@ class Finding:
 
     harm: Harm
     why: str
+    part: tuple[int, int] | None = None
+    """Where in the text, in bytes of UTF-8, that stands."""
 
 
-def judge(text: str) -> Finding:
+def judge(script: Script) -> Finding:
     """Return the worst that a command's text may do."""
-    script = read_script(text)
-    findings = [_judge_one(command) for command in script.every_command]
+    findings = [judge_command(command) for command in script.every_command]
     worst = max(findings, key=lambda finding: finding.harm, default=Finding(Harm.POSSIBLE, "it runs nothing known"))
-    if worst.harm is not Harm.CERTAIN and script.plain_commands is None:
-        return Finding(Harm.POSSIBLE, script.not_plain)
+    if worst.harm is not Harm.CERTAIN and script.not_plain is not None:
+        fault = script.not_plain
+        return Finding(Harm.POSSIBLE, fault.why, (fault.start_byte, fault.end_byte))
     return worst
+
+
+def judge_command(command: SimpleCommand) -> Finding:
+    """Return the worst that one simple command may do, whatever it runs in turn."""
+    return replace(_judge_one(command), part=(command.start_byte, command.end_byte))
+
+
+def hides_what_it_runs(program: str) -> bool:
+    """Return whether a program runs a text that no word of its command shows."""
+    return program in SHELLS or program in {"eval", "source", "."}
 
 
 def _judge_one(command: SimpleCommand, nesting: int = 0) -> Finding:
@@ -89,7 +101,9 @@ def _judge_one(command: SimpleCommand, nesting: int = 0) -> Finding:
 
 
 def _judge_inner(program: str, unwrapped: Unwrapped, nesting: int) -> Finding:
-    findings = [_judge_one(inner, nesting + 1) for inner in unwrapped.commands]
+    # Where the inner command is a guess, all further guesses are among these already.
+    deeper = nesting + 1 if unwrapped.is_certain or program == "find" else _NESTING
+    findings = [_judge_one(inner, deeper) for inner in unwrapped.commands]
     if unwrapped.is_certain:
         findings.append(Finding(Harm.NONE, f"`{program}` only reads"))
     else:

@@ -7,6 +7,7 @@ text must be accounted for by a word of the shape that type has in bash, a known
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tree_sitter import Node
 
@@ -25,8 +26,20 @@ _WORDS = {
     "expansion": re.compile(rb"\$\{\w+\}"),
     "file_descriptor": re.compile(rb"[0-9]"),
 }
+_UNREAD = "a part of it cannot be read"
 _BLANKS = re.compile(rb"[ \t]*")
 _LINE_BLANKS = re.compile(rb"[ \t\n]*")
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What keeps a text from being plain."""
+
+    why: str
+    """In words that go on after a semicolon."""
+    start_byte: int
+    """Where it begins in the text, encoded as UTF-8."""
+    end_byte: int
 
 
 def walk(root: Node) -> Iterator[Node]:
@@ -39,14 +52,17 @@ def walk(root: Node) -> Iterator[Node]:
         stack.extend(reversed(node.children))
 
 
-def obstacle(text: str, raw: bytes, root: Node) -> str:
-    """Return what keeps a text from being plain, in words; "" if it is plain."""
+def obstacle(text: str, raw: bytes, root: Node) -> Obstacle | None:
+    """Return what keeps a text from being plain; None if it is plain."""
     if root.has_error:
-        return "it cannot be parsed for certain"
-    if _ODD_TEXT.search(text):
-        return "it holds odd blanks, control characters, joined lines or network files"
+        return Obstacle("it cannot be parsed for certain", 0, len(raw))
+    odd = _ODD_TEXT.search(text)
+    if odd:
+        start = len(text[: odd.start()].encode(errors="replace"))
+        words = "it holds odd blanks, control characters, joined lines or network files"
+        return Obstacle(words, start, start + len(odd[0].encode(errors="replace")))
     if not _LINE_BLANKS.fullmatch(raw[: root.start_byte]) or not _LINE_BLANKS.fullmatch(raw[root.end_byte :]):
-        return "a part of it cannot be read"
+        return Obstacle(_UNREAD, 0, len(raw))
     stack = [root]
     while stack:
         node = stack.pop()
@@ -54,20 +70,20 @@ def obstacle(text: str, raw: bytes, root: Node) -> str:
         if fault:
             return fault
         stack.extend(child for child in node.children if child.type in _STATEMENTS or child.type in _COMMANDS)
-    return ""
+    return None
 
 
-def _statement_fault(node: Node, raw: bytes) -> str:
+def _statement_fault(node: Node, raw: bytes) -> Obstacle | None:
     """Return what is wrong between the statements of a list: all must be known, and divided as bash divides them."""
     needs = b""
     for gap, child in _with_gaps(node, raw):
         if not _LINE_BLANKS.fullmatch(gap):
-            return "a part of it cannot be read"
+            return _at(_UNREAD, child or node)
         if b"\n" in gap:
             needs = b""
         match child:
             case None:
-                return ""
+                return None
             case Node(type="comment") if needs != b"\n" and (
                 not child.start_byte or raw[child.start_byte - 1] in b" \t\n"
             ):
@@ -77,24 +93,29 @@ def _statement_fault(node: Node, raw: bytes) -> str:
             case Node(type=kind) if kind in _STATEMENTS | _COMMANDS and not needs:
                 needs = b";"
             case _:
-                return f"it holds a {child.type.replace('_', ' ')}"
-    return ""
+                return _at(f"it holds a {child.type.replace('_', ' ')}", child)
+    return None
 
 
-def _command_fault(node: Node, raw: bytes) -> str:
+def _command_fault(node: Node, raw: bytes) -> Obstacle | None:
     """Return what is wrong in a command or redirection: its words must be plain and stand on one line."""
     for gap, child in _with_gaps(node, raw):
         if not _BLANKS.fullmatch(gap):
-            return "a part of it cannot be read"
+            return _at(_UNREAD, child or node)
         if child is None or child.type in _COMMANDS or child.type in _STATEMENTS:
             continue
         if child.is_named:
             fault = _word_fault(child, raw)
             if fault:
-                return fault
+                return _at(fault, child)
         elif node.type in {"command", "redirected_statement"}:
-            return f"it holds a {child.type}"
-    return _redirect_fault(node, raw) if node.type == "file_redirect" else ""
+            return _at(f"it holds a {child.type}", child)
+    fault = _redirect_fault(node, raw) if node.type == "file_redirect" else ""
+    return _at(fault, node) if fault else None
+
+
+def _at(why: str, node: Node) -> Obstacle:
+    return Obstacle(why, node.start_byte, node.end_byte)
 
 
 def _with_gaps(node: Node, raw: bytes) -> Iterator[tuple[bytes, Node | None]]:
@@ -112,7 +133,7 @@ def _word_fault(word: Node, raw: bytes) -> str:
         node = stack.pop()
         if node.type in {"concatenation", "command_name"}:
             if any(gap for gap, _child in _with_gaps(node, raw)):
-                return "a part of it cannot be read"
+                return _UNREAD
             stack.extend(node.children)
         elif node.type not in _WORDS or not _WORDS[node.type].fullmatch(raw[node.start_byte : node.end_byte]):
             hidden = (part.type for part in walk(node) if part.type.endswith(("substitution", "expansion")))

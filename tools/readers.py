@@ -70,7 +70,9 @@ _GIT_DIFF = (
 _GIT_LOG = (
     rf"{_GIT_DIFF}|-i|-E|-F|-L.*|-g|--(?:oneline|graph|all|branches|tags|remotes|decorate|no-decorate|follow|reverse|"
     r"no-merges|merges|first-parent|abbrev-commit|topo-order|date-order|author-date-order|left-right|cherry-pick|"
-    r"(?:since|until|after|before|author|committer|grep|format|pretty|date|max-count|skip|decorate)=.*|pretty)"
+    # A format with %G has gpg, or what the configuration names for it, look at signatures.
+    r"(?:since|until|after|before|author|committer|grep|date|max-count|skip|decorate)=.*|pretty|"
+    r"(?:format|pretty)=(?!.*%[-+ ]?G).*)"
 )
 _LIST_ONLY = r"--(?:no-color|color=never|sort=.*|format=.*)"
 _GIT: dict[str, Check] = {

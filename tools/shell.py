@@ -6,12 +6,13 @@ simple commands with harmless redirections, for allowing; anything it does not k
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from tools.plain import obstacle, walk
+from tools.plain import Obstacle, obstacle
 
 LIMIT_BYTES = 100_000
 """Longer texts are not parsed."""
@@ -44,6 +45,17 @@ class SimpleCommand:
     """One simple command: its words, the name first."""
 
     words: tuple[Word, ...]
+    start_byte: int = field(default=0, compare=False)
+    """Where it begins in the text, encoded as UTF-8; of an inner command, where the outermost one does."""
+    end_byte: int = field(default=0, compare=False)
+    """Where it ends."""
+    has_input: bool = field(default=False, compare=False)
+    """Whether it may read what another command or the text puts into it: then its words do not tell what it does."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the shell passes on exactly these words."""
+        return all(word.is_exact for word in self.words)
 
     @property
     def name(self) -> str | None:
@@ -57,11 +69,15 @@ class SimpleCommand:
 
     def inner(self, start: int) -> "SimpleCommand":
         """Return the command that a wrapper runs, whose name is the argument at `start`."""
-        return SimpleCommand(self.arguments[start:])
+        return replace(self, words=self.arguments[start:])
 
     def until(self, end: int) -> "SimpleCommand":
         """Return the command with its first `end` words."""
-        return SimpleCommand(self.words[:end])
+        return replace(self, words=self.words[:end])
+
+    def followed_by(self, words: tuple[Word, ...]) -> "SimpleCommand":
+        """Return the command with more words at its end."""
+        return replace(self, words=self.words + words)
 
 
 @dataclass(frozen=True)
@@ -72,27 +88,50 @@ class Script:
     """All simple commands found anywhere in the text."""
     plain_commands: tuple[SimpleCommand, ...] | None
     """The commands, if the text holds nothing else that could do something; None otherwise."""
-    not_plain: str = ""
-    """What keeps the text from being plain, in words; "" if it is."""
+    not_plain: Obstacle | None = None
+    """What keeps the text from being plain; None if it is."""
 
 
 def read_script(text: str) -> Script:
     """Return what a text would run in a shell."""
     raw = text.encode(errors="replace")
     if len(raw) > LIMIT_BYTES:
-        return Script((), None, "it is too long to be read")
+        return Script((), None, Obstacle("it is too long to be read", 0, len(raw)))
     root = Parser(_BASH).parse(raw).root_node
-    every = tuple(_command(node) for node in walk(root) if node.type == "command")
+    every = tuple(_command(node, has_input) for node, has_input in _walk(root) if node.type == "command")
     fault = obstacle(text, raw, root)
     return Script(every, None if fault else every, fault)
 
 
-def _command(node: Node) -> SimpleCommand:
+def _walk(root: Node) -> Iterator[tuple[Node, bool]]:
+    """Return all nodes in the order of the text, and whether something may be put into what they run."""
+    # With a stack: a hostile text may nest deeper than Python recurses.
+    stack = [(root, False)]
+    while stack:
+        node, has_input = stack.pop()
+        children = node.children
+        has_input = has_input or any(b"<" in (child.text or b"") for child in children if _is_redirect(child))
+        yield node, has_input
+        pipes = 0
+        below = []
+        for child in children:
+            below.append((child, has_input or pipes > 0))
+            pipes += child.type in {"|", "|&"}
+        stack.extend(reversed(below))
+
+
+def _is_redirect(node: Node) -> bool:
+    return node.type.endswith("_redirect")
+
+
+def _command(node: Node, has_input: bool) -> SimpleCommand:
     children = list(node.named_children)
     names = [place for place, child in enumerate(children) if child.type == "command_name"]
     # What stands before the name are assignments and redirections.
-    words = [child for child in children[names[0] :] if not child.type.endswith("_redirect")] if names else []
-    return SimpleCommand(tuple(_word(word) for word in words + _strays(node)))
+    words = [child for child in children[names[0] :] if not _is_redirect(child)] if names else []
+    return SimpleCommand(
+        tuple(_word(word) for word in words + _strays(node)), node.start_byte, node.end_byte, has_input
+    )
 
 
 def _strays(command: Node) -> list[Node]:

@@ -6,8 +6,12 @@ judge the wrong one.
 
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 
 from tools.shell import SimpleCommand, Word
+
+MOST_GUESSES = 100
+"""So many arguments are taken for the inner command's name where that is not certain; nothing uncertain is allowed."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,13 @@ def unwrap(program: str, command: SimpleCommand) -> Unwrapped | None:
         is_known = False
     if not is_known:
         # Any later argument may be the inner command.
-        guesses = tuple(command.inner(start) for start in range(place, len(words)) if not words[start].may_be_option)
+        starts = (start for start in range(place, len(words)) if not words[start].may_be_option)
+        guesses = tuple(command.inner(start) for start in islice(starts, MOST_GUESSES))
         return Unwrapped(guesses, is_certain=False)
     if place >= len(words):
         # Alone, `env` prints and `xargs` echoes; the others do nothing.
         return Unwrapped((), is_certain=True)
-    return Unwrapped((SimpleCommand(words[place:] + wrapper.appended),), is_certain=True)
+    return Unwrapped((command.inner(place).followed_by(wrapper.appended),), is_certain=True)
 
 
 def _after_options(wrapper: _Wrapper, words: tuple[Word, ...]) -> tuple[int, bool]:

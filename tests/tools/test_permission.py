@@ -2,11 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.permission import Decision, Policy, decide
+from tools.permission import BOXED, GUARDED, Policy, Terms, decide, parts, repeatable
+from tools.registry import builtin_registry
+from tools.verdict import Decision
+from tools.wrappers import WRAPPERS
 
 
 def decision_of(command: str) -> Decision:
-    return decide("Bash", {"command": command}, Policy.GUARDED).decision
+    return decide("Bash", {"command": command}, GUARDED).decision
 
 
 NEVER_ALLOWED = [
@@ -48,6 +51,9 @@ NEVER_ALLOWED = [
     "git log -S -- --output=f",
     "git diff --no-index a b",
     "git diff --ext-diff",
+    "git log --format=%GK",
+    "git log --pretty=format:%h%+G?",
+    "git show --show-signature",
     "git grep -Oless x",
     "git push",
     "bash -lc 'ls'",
@@ -155,6 +161,7 @@ ALLOWED = [
     "git --no-pager log --oneline -5",
     "git diff HEAD~1 -- a b",
     "git show HEAD:f",
+    "git log --format=%h%ad",
     "git tag -l cat",
     "git branch -a",
     "find . -name '*.py' -not -path './x/*' -type f",
@@ -189,7 +196,7 @@ def test_a_command_that_may_change_something_is_never_allowed(command: str) -> N
 
 @pytest.mark.parametrize("command", ALLOWED)
 def test_a_command_that_only_reads_is_allowed(command: str) -> None:
-    verdict = decide("Bash", {"command": command}, Policy.GUARDED)
+    verdict = decide("Bash", {"command": command}, GUARDED)
     assert verdict.decision is Decision.ALLOW, verdict.reason
 
 
@@ -210,6 +217,7 @@ WRAPPINGS = [
     "ls && {}", "true || {}", "! {}", "( {} )", "{{ {}; }}", "if true; then {}; fi", "for i in 1; do {}; done",
     "f() {{ {}; }}; f", "echo $({})", "echo `{}`", "cat <({})", "echo \"$({})\"", "[ -n \"$({})\" ]", "{} &",
     "cat <<< \"$({})\"", "A=b {}", "2>/dev/null {}", "case x in *) {};; esac", "sh -c '{}'", "eval {}",
+    *(f"{name} {{}}" for name in WRAPPERS), *(f"{name} -x {{}}" for name in WRAPPERS),
 ]  # fmt: skip
 
 
@@ -234,13 +242,97 @@ def test_any_text_gets_a_verdict(command: str) -> None:
     ("Edit", Decision.ASK), ("Write", Decision.ASK), ("Nope", Decision.DENY),
 ])  # fmt: skip
 def test_guarded_lets_reading_tools_run_and_asks_for_changes(tool: str, expected: Decision) -> None:
-    assert decide(tool, {}, Policy.GUARDED).decision is expected
+    assert decide(tool, {}, GUARDED).decision is expected
 
 
 def test_boxed_lets_every_known_tool_run_and_no_other() -> None:
-    assert decide("Bash", {"command": "rm -rf /"}, Policy.BOXED).decision is Decision.ALLOW
-    assert decide("Nope", {}, Policy.BOXED).decision is Decision.DENY
+    assert decide("Bash", {"command": "rm -rf /"}, BOXED).decision is Decision.ALLOW
+    assert decide("Nope", {}, BOXED).decision is Decision.DENY
 
 
 def test_a_verdict_names_what_decided() -> None:
-    assert "`rm`" in decide("Bash", {"command": "ls; rm x"}, Policy.GUARDED).reason
+    assert "`rm`" in decide("Bash", {"command": "ls; rm x"}, GUARDED).reason
+
+
+def test_a_verdict_marks_the_part_that_decided() -> None:
+    for command, part in [
+        ("ls; rm x", "rm x"),
+        ("cd a && make all | tail", "make all"),
+        ("ls -l > out", "> out"),
+        ("écho ü; sudo ls", "sudo ls"),
+        ("ls\u00a0x", "\u00a0"),
+        ("for i in 1; do ls; done", "for i in 1; do ls; done"),
+    ]:
+        verdict = decide("Bash", {"command": command}, GUARDED)
+        assert verdict.part is not None
+        assert command[slice(*verdict.part)] == part
+
+
+READ_ONLY = Terms(Policy.BOXED, is_read_only=True)
+
+
+@pytest.mark.parametrize("command", ALLOWED)
+def test_a_session_that_only_reads_may_read(command: str) -> None:
+    assert decide("Bash", {"command": command}, READ_ONLY).decision is Decision.ALLOW
+
+
+@pytest.mark.parametrize("command", [*NEVER_ALLOWED, *NOT_DENIED[5:]], ids=lambda command: command[:40])
+def test_a_session_that_only_reads_is_denied_the_rest_and_asks_nobody(command: str) -> None:
+    assert decide("Bash", {"command": command}, READ_ONLY).decision is Decision.DENY
+
+
+def test_a_session_that_only_reads_has_the_tools_that_do() -> None:
+    allowed = [name for name in ("Read", "Grep", "Glob", "Edit", "Write") if _allows(name, READ_ONLY)]
+    assert allowed == ["Read", "Grep", "Glob"]
+
+
+def _allows(tool: str, terms: Terms) -> bool:
+    return decide(tool, {}, terms).decision is Decision.ALLOW
+
+
+def test_a_principals_tools_are_all_that_its_sessions_have() -> None:
+    terms = Terms(Policy.BOXED, tools=frozenset({"Read"}))
+    assert [name for name in builtin_registry().names() if _allows(name, terms)] == ["Read"]
+
+
+@pytest.mark.parametrize("path", [".git/config", "a/.git/hooks/post-commit", "sub/.gitattributes", ".GIT/config"])
+def test_who_is_asked_about_gits_own_files_is_told_what_that_means(path: str) -> None:
+    assert "git may later run" in decide("Write", {"path": path}, GUARDED).reason
+    assert "git may later run" not in decide("Write", {"path": path.lower().replace("git", "gat")}, GUARDED).reason
+
+
+class TestRepeatable:
+    @pytest.mark.parametrize(
+        ("command", "expected"),
+        [
+            ("make all", {("make", "all")}),
+            ("cd sub && make all | tail -3", {("make", "all")}),
+            ("make 'a b'; npm test", {("make", "a b"), ("npm", "test")}),
+            ("timeout 5 make", {("timeout", "5", "make")}),
+        ],
+    )
+    def test_what_was_asked_about_is_told_in_words(self, command: str, expected: set[tuple[str, ...]]) -> None:
+        assert repeatable("Bash", {"command": command}, GUARDED) == frozenset(expected)
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "make $x", "make *", "echo x | python3", "python3 < f", "python3 <<< x", "(echo x | (cd a; python3))",
+            "for i in 1; do make; done", "make > log", "A=b make", "make $(ls)", "ls -l", "", "ls | (make; make)",
+        ],
+    )  # fmt: skip
+    def test_what_words_alone_do_not_tell_is_not_repeatable(self, command: str) -> None:
+        assert repeatable("Bash", {"command": command}, GUARDED) is None
+
+    def test_calls_without_a_command_are_not(self) -> None:
+        assert repeatable("Write", {"path": "x", "content": ""}, GUARDED) is None
+
+
+def test_each_command_of_a_text_has_its_own_verdict() -> None:
+    found = parts("Bash", {"command": "ls && make | sudo x"}, GUARDED)
+    assert [(part.text, part.verdict.decision.value) for part in found] == [
+        ("ls", "allow"),
+        ("make", "ask"),
+        ("sudo x", "deny"),
+    ]
+    assert parts("Read", {"path": "x"}, GUARDED) == ()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from sandbox.requests import RunRequest
 from tools.base import RunContext, ToolResult
-from tools.permission import Decision, Policy, decide
+from tools.permission import GUARDED, decide
+from tools.verdict import Decision
 
 pytestmark = pytest.mark.docker
 
@@ -46,7 +47,7 @@ def test_what_is_allowed_changes_nothing(
     trap: Path, inside: str, context: Callable[..., RunContext], start: str, text: str, end: str
 ) -> None:
     command = start + text + end
-    if decide("Bash", {"command": command}, Policy.GUARDED).decision is not Decision.ALLOW:
+    if decide("Bash", {"command": command}, GUARDED).decision is not Decision.ALLOW:
         return
     here = context()
     argv = ("/bin/bash", "-c", command)

@@ -7,8 +7,9 @@ arguments; a grant is used once.
 import redis
 
 from tools.base import ErrorCode, ToolResult
-from tools.permission import Decision, decide
 from tools.permission import Policy as ToolPolicy
+from tools.permission import Terms, decide
+from tools.verdict import Decision
 from worker.contract import keys
 from worker.gates.gate import GateCall, Handler
 
@@ -25,7 +26,7 @@ class PermissionGate:
         # A join's call passed this gate when it was started, and used its grant up then.
         if call.joining:
             return following(call)
-        verdict = decide(order.tool, order.arguments, ToolPolicy(order.policy.value))
+        verdict = decide(order.tool, order.arguments, Terms(ToolPolicy(order.policy.value)))
         if verdict.decision is Decision.ALLOW:
             return following(call)
         if verdict.decision is Decision.ASK and self._redis.getdel(keys.grant(order.key.session, order.digest)):
