@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 from sandbox.box import Box
 from sandbox.requests import CallMark
 from tools.cutting import shorten_value
+from tools.seen import SeenFiles
 
 
 class ErrorCode(StrEnum):
@@ -172,6 +173,8 @@ class RunContext:
     """What else is known of the principal: tenant, groups, …"""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The principal's secrets that the tool asked for by name; never in the box, empty for a tool that runs there."""
+    seen: SeenFiles | None = None
+    """What the session has seen of its files; None checks and keeps nothing."""
 
 
 class Parameters(BaseModel):

@@ -8,6 +8,7 @@ from sandbox.requests import Edit as Replacement
 from sandbox.requests import EditRequest
 from tools.base import Parameters, RunContext, Stats, Tool, ToolResult
 from tools.refusals import refusals_as_failures
+from tools.seen import changing
 
 
 class EditPair(Parameters):
@@ -64,17 +65,21 @@ class Edit(Tool[EditParameters]):
 
     name = "Edit"
     description = (
-        "Replace text in a file of the sandbox. `old_string` must be in the file exactly once unless `replace_all` is "
-        "set. Several replacements of one file go into `edits`: all are made or none. Encoding, line ends and mode are "
-        "kept. The answer shows the diff."
+        "Replace text in a file of the sandbox that was Read before. `old_string` must be in the file exactly once "
+        "unless `replace_all` is set. Several replacements of one file go into `edits`: all are made or none. "
+        "Encoding, line ends and mode are kept. The answer shows the diff."
     )
     parameters = EditParameters
 
     def run(self, arguments: EditParameters, context: RunContext) -> ToolResult:
         """Return how much was replaced, and the diff."""
-        request = EditRequest(context.mark, arguments.path, arguments.replacements(), expected=None)
-        with refusals_as_failures():
+        with (
+            refusals_as_failures(),
+            changing(context.seen, context.box, context.mark, arguments.path, whole=False) as change,
+        ):
+            request = EditRequest(context.mark, change.path, arguments.replacements(), change.expected)
             answer = context.box.edit(request)
+            change.done(answer.path, answer.version)
         count = "1 replacement" if answer.replacements == 1 else f"{answer.replacements} replacements"
         more = "\n[the diff goes on; Read the file to see all]" if answer.diff_cut else ""
         return ToolResult(

@@ -59,7 +59,18 @@ class Read(Tool[ReadParameters]):
                 _refuse_by_kind(arguments.path)
             raise
         _refuse_by_kind(answer.path)
-        return _result(answer, arguments.offset)
+        result = _result(answer, arguments.offset)
+        if context.seen is not None:
+            last_line = result.data["last_line"]
+            context.seen.shown(answer, last_line if isinstance(last_line, int) else 0)
+        return result
+
+
+def lines_left(before: str, after: str) -> list[tuple[int, int]]:
+    """Return the lines, each as a range, of a text of numbered lines that are still whole in a cut of it."""
+    whole = set(before.split("\n"))
+    numbers = [line.partition("\t")[0] for line in after.split("\n") if "\t" in line and line in whole]
+    return [(int(number), int(number)) for number in numbers if number.strip().isdecimal()]
 
 
 def _refuse_by_kind(path: str) -> None:

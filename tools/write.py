@@ -7,6 +7,7 @@ from sandbox.wire import MAX_BODY_BYTES
 from tools.base import ErrorCode, Parameters, RunContext, Stats, Tool, ToolFailure, ToolResult
 from tools.cutting import count_lines
 from tools.refusals import refusals_as_failures
+from tools.seen import changing
 
 
 class WriteParameters(Parameters):
@@ -23,8 +24,8 @@ class Write(Tool[WriteParameters]):
 
     name = "Write"
     description = (
-        "Write a whole file in the sandbox: makes a new one, parents included, or replaces all of an existing one. "
-        "To change parts of a file use Edit."
+        "Write a whole file in the sandbox: makes a new one, parents included, or replaces all of an existing one, all "
+        "of whose lines must have been Read. To change parts of a file use Edit."
     )
     parameters = WriteParameters
 
@@ -36,8 +37,13 @@ class Write(Tool[WriteParameters]):
                 ErrorCode.INVALID_PARAM,
                 f"content has {len(content)} bytes, more than the {MAX_BODY_BYTES} of one Write",
             )
-        with refusals_as_failures():
-            answer = context.box.write(WriteRequest(context.mark, arguments.path, content, expected=None))
+        with (
+            refusals_as_failures(),
+            changing(context.seen, context.box, context.mark, arguments.path, whole=True) as change,
+        ):
+            request = WriteRequest(context.mark, change.path, content, change.expected, change.must_be_new)
+            answer = context.box.write(request)
+            change.done(answer.path, answer.version)
         lines = count_lines(content)
         verb = "Created" if answer.created else "Replaced"
         return ToolResult(

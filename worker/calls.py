@@ -51,6 +51,7 @@ class Calls:
         gates: Handler,
         spill_dir: Callable[[CallOrder], SpillFile],
         incarnation: str,
+        on_cut: Callable[[CallOrder, ToolResult, ToolResult], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._claim = client.register_script(scripts.CLAIM)
@@ -59,6 +60,7 @@ class Calls:
         self._gates = gates
         self._spill = spill_dir
         self._incarnation = incarnation
+        self._on_cut = on_cut
         self._clock = clock
         self._guard = threading.Lock()
         self._known: OrderedDict[str, Future[CallOutcome]] = OrderedDict()
@@ -141,12 +143,14 @@ class Calls:
         claimed_at, started = self._clock(), time.monotonic()
         spill = self._spill(order)
         cut: CutNote | None = None
-        result = self._checked(order, spill, joining)
+        whole = result = self._checked(order, spill, joining)
         try:
             result, cut = budget.fit(result, spill, order.result_bytes)
         except OSError as exc:
             log.error("the spill was refused", extra={"call_id": str(order.key), "error": str(exc)})
             result, cut = result.with_text(result.text[: order.result_bytes // 4]), None
+        if result is not whole:
+            self._on_cut(order, whole, result)
         fate = Fate.UNKNOWN if result.error_code is ErrorCode.OUTCOME_UNKNOWN else Fate.RAN
         return CallOutcome(
             key=order.key,

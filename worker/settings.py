@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tools.base import ErrorCode
+from worker.contract.breaker import BreakerSettings
 
 
 class NodeSettings(BaseSettings):
@@ -25,10 +28,21 @@ class NodeSettings(BaseSettings):
     """Worker threads for calls; default: four a place."""
     dead_man_s: int = Field(default=120, ge=10)
     """A box ends itself when its node has been silent this long."""
+    breaker: BreakerSettings = BreakerSettings()
+    """When tools are switched off after faults, as JSON: `{"default": {"faults": 3}, "tools": {"Bash": {…}}}`."""
     owner_fd: int | None = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
     run_dir: Path | None = None
     """With `owner_fd`: the owner's directory, removed with its Redis once the owner has ended."""
+
+    @field_validator("breaker")
+    @classmethod
+    def _names_error_codes(cls, breaker: BreakerSettings) -> BreakerSettings:
+        for rule in (breaker.default, *breaker.tools.values()):
+            unknown = sorted(set(rule.counts_as_fault or ()) - set(ErrorCode))
+            if unknown:
+                raise ValueError(f"counts_as_fault: there is no error code {', '.join(unknown)}")
+        return breaker
 
     @property
     def lane_count(self) -> int:

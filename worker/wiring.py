@@ -25,7 +25,9 @@ from worker.calls import Calls
 from worker.contract import keys
 from worker.contract.orders import CallOrder, NodeLife
 from worker.errors import NodeMisconfigured
+from worker.gates.breaker import BreakerGate
 from worker.gates.gate import in_row
+from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
 from worker.node import Lease, watch_owner
@@ -55,7 +57,9 @@ def run_node(settings: NodeSettings) -> None:
     engine = _reach_engine(settings)
     boxes = Boxes(engine, settings.dead_man_s)
     incarnation = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    gates = in_row([PermissionGate(client)], RunGate(boxes))
+    seen = ReadMetadata(client)
+    breaker = BreakerGate(client, settings.node, settings.breaker)
+    gates = in_row([PermissionGate(client), LockGate(seen), breaker], RunGate(boxes))
     calls = Calls(
         client=client,
         registry=builtin_registry(),
@@ -63,6 +67,7 @@ def run_node(settings: NodeSettings) -> None:
         gates=gates,
         spill_dir=_spill_of,
         incarnation=incarnation,
+        on_cut=seen.narrow,
     )
     app = create_app(settings.redis_url)
     tasks.register(app, calls, boxes)

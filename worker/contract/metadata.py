@@ -129,9 +129,17 @@ def encode(record: FileSeen) -> str:
     return record.model_dump_json(exclude_defaults=True)
 
 
-def decode(value: bytes | None) -> FileSeen | None:
+def decode(value: bytes | str | None) -> FileSeen | None:
     """Return the record in a stored value; None for none."""
-    return None if value is None else FileSeen.model_validate_json(value.partition(b" ")[2])
+    if value is None:
+        return None
+    text = value.decode() if isinstance(value, bytes) else value
+    return FileSeen.model_validate_json(text.partition(" ")[2])
+
+
+def field(path: str) -> bytes:
+    """Return a path as Redis takes it, also one whose name is no text."""
+    return path.encode("utf-8", "surrogatepass")
 
 
 def _common(one: Sequence[Lines], other: Sequence[Lines]) -> tuple[Lines, ...]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from pydantic import BaseModel
 
 from tools.base import Tool, ToolResult
+from tools.seen import SeenFiles
 from worker.contract.orders import CallOrder
 from worker.spill import SpillFile
 
@@ -22,6 +23,8 @@ class GateCall:
     spill: SpillFile
     joining: bool
     """The call was started earlier: nothing may be started now, only its answer fetched."""
+    seen: SeenFiles | None = None
+    """What the session has seen of its files; None checks and keeps nothing."""
 
 
 Handler = Callable[[GateCall], ToolResult]

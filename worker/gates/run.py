@@ -64,4 +64,4 @@ class RunGate:
             step=key.step,
             join=call.joining,
         )
-        return RunContext(box=box, mark=mark, principal=call.order.principal, spill=call.spill)
+        return RunContext(box=box, mark=mark, principal=call.order.principal, spill=call.spill, seen=call.seen)
