@@ -25,9 +25,11 @@ def sealed(value: object, name: str) -> ToolResult:
         words = f"{name} returned {type(value).__name__} instead of a result. This is a fault of the tool."
         raise ToolFailure(ErrorCode.INTERNAL_ERROR, words)
     try:
-        # By way of JSON: a result that was made without validation, or changed afterwards, does not pass.
-        result = ToolResult.model_validate_json(value.model_dump_json(warnings="error"), strict=True)
-    except (ValidationError, ValueError, TypeError, AttributeError, RecursionError) as exc:
+        # Once more: a result that was made without validation, or changed afterwards, does not pass.
+        checked = ToolResult.model_validate(vars(value))
+        # By way of JSON, so that nothing of it is the tool's any more.
+        result = ToolResult.model_validate_json(checked.model_dump_json(), strict=True)
+    except (ValidationError, ValueError, TypeError, RecursionError) as exc:
         words = f"{name} returned a result that JSON cannot hold. This is a fault of the tool: {exc}"
         raise ToolFailure(ErrorCode.INTERNAL_ERROR, words[:MESSAGE_CHARS]) from exc
     return _bounded(result)

@@ -93,7 +93,11 @@ def main() -> None:
         if not row:
             return
         node = _Node(replies, orders)
-        node.say(_run(Job.model_validate_json(row), node))
+        said = _run(Job.model_validate_json(row), node)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        node.say(said)
         # Threads that the tool left behind are not waited for.
         os._exit(0)
 

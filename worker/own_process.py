@@ -13,8 +13,8 @@ from typing import Self
 
 from worker.own_wire import LINE_BYTES, own_uid
 
-PRINTED_BYTES = 8_000
-"""How much of the end of what a tool prints is kept for the log."""
+PRINTED_BYTES = 16_000
+"""How much of the end of what a tool prints is kept."""
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 """What a child gets of the node's environment: no address and no key of ours."""
 CHUNK_BYTES = 65_536
@@ -33,6 +33,8 @@ class OwnProcess:
 
     def __init__(self, home: Path) -> None:
         self.printed = b""
+        """The end of what it printed; whole once it is closed."""
+        self._is_closed = False
         read_end, write_end = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -115,6 +117,9 @@ class OwnProcess:
 
     def close(self) -> None:
         """End the child with everything it started, and close the pipes. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self.kill()
         self._process.wait()
         if os.geteuid() == 0:
@@ -125,9 +130,7 @@ class OwnProcess:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-        if self._replies >= 0:
-            os.close(self._replies)
-            self._replies = -1
+        os.close(self._replies)
 
     @property
     def ending(self) -> str:

@@ -29,7 +29,7 @@ from tools.refusals import CODES
 from tools.sealing import sealed
 from worker.beneath import remove_tree
 from worker.gates.gate import GateCall
-from worker.own_process import ChildBabbled, ChildSilent, OwnProcess
+from worker.own_process import PRINTED_BYTES, ChildBabbled, ChildSilent, OwnProcess
 from worker.own_secrets import Secrets, redacted, redacted_text
 from worker.own_wire import FROM_CHILD, LINE_BYTES, AskBox, BoxSaid, Failed, Job, Ready, Result, line
 
@@ -39,6 +39,7 @@ START_S = 20.0
 """How long a child may take to import its tool; below what a coordinator waits beyond a call's own limit."""
 BOX_OUTPUT_BYTES = 1024 * 1024
 """Of the head, and of the tail, of each stream of a command in the box."""
+LOGGED_CHARS = PRINTED_BYTES // 2
 MAY_HAVE_RUN = "It may have run in part; look before doing it again."
 
 
@@ -79,12 +80,14 @@ class OwnTools:
         if call.joining:
             raise ToolFailure(ErrorCode.OUTCOME_UNKNOWN, f"The node was restarted under this call. {MAY_HAVE_RUN}")
         secrets = self._secrets.of(order.principal, tool.secrets, tool.name)
+        running = _Running(box)
         try:
-            with self._home() as home, self._started(str(order.key), home, box) as running:
+            with self._home() as home, self._started(str(order.key), home, running):
                 said = self._converse(running, call, line(self._job(call, secrets, home)))
-                _log_prints(running, call, secrets)
         except ToolFailure as exc:
             raise ToolFailure(exc.code, redacted_text(exc.message, secrets)) from exc
+        finally:
+            _log_prints(running, call, secrets)
         return _result_of(said, secrets, tool.name)
 
     def cancel(self, call_keys: Iterable[str]) -> None:
@@ -126,16 +129,15 @@ class OwnTools:
                 log.warning("a tool's directory was left", extra={"path": str(home), "error": str(exc)})
 
     @contextlib.contextmanager
-    def _started(self, key: str, home: Path, box: Box | None) -> Iterator[_Running]:
-        """Yield the call with its child, which is ended with all it started at the end of the block."""
-        running = _Running(box)
+    def _started(self, key: str, home: Path, running: _Running) -> Iterator[None]:
+        """Give the call its child, which is ended with all it started at the end of the block."""
         with self._guard:
             self._running[key] = running
         try:
             with OwnProcess(home) as process:
                 with self._guard:
                     running.process = process
-                yield running
+                yield
         finally:
             with self._guard:
                 del self._running[key]
@@ -270,7 +272,8 @@ def _too_slow(name: str, limit_s: float | None, start_s: float) -> ToolFailure:
 def _log_prints(running: _Running, call: GateCall, secrets: Mapping[str, str]) -> None:
     process = running.process
     if process is not None and process.printed:
-        printed = redacted_text(process.printed.decode(errors="replace"), secrets)
+        # More is kept than is logged: a secret that was cut through at the beginning is not found, and not shown.
+        printed = redacted_text(process.printed.decode(errors="replace"), secrets)[-LOGGED_CHARS:]
         log.warning("an own tool printed: %s", printed, extra={"call_id": str(call.order.key), "tool": call.order.tool})
 
 
