@@ -81,6 +81,8 @@ class Box:
         self._lock = threading.Lock()
         self._relink_lock = threading.Lock()
         self._relinking = False
+        self._under_way = 0
+        self._last_used = time.monotonic()
         self._link: Link | None = None
         self._hello: dict[str, Any] = {"op": Op.HELLO, "image_env": None}
         if env is not None:
@@ -180,6 +182,22 @@ class Box:
         """
         self._ask({"op": Op.PING}, b"", SHORT_TIMEOUT_S, _nothing)
 
+    def answers(self, timeout_s: float) -> bool:
+        """Whether the guest answers over the present link so soon; never waits longer, and makes no new link."""
+        link = self._link
+        if self._lost is not None or link is None or self.is_frozen:
+            return False
+        try:
+            replies.check_refusal(link.ask({"op": Op.PING}, b"", timeout_s))
+        except (LinkClosed, LinkTimeout, GuestRefused, replies.BadReply):
+            return False
+        return True
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request ended; 0 while one is under way. Heartbeats do not count."""
+        return 0.0 if self._under_way else time.monotonic() - self._last_used
+
     def cancel(self, key: str) -> bool:
         """True when a running call or its leftovers are being ended.
 
@@ -264,6 +282,23 @@ class Box:
         on_output: Callable[[bytes], None] | None = None,
     ) -> Answer:
         """The parsed answer, over as many links as it takes."""
+        with self._lock:
+            self._under_way += 1
+        try:
+            return self._ask_until_answered(head, body, timeout_s, parse, on_output)
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._last_used = time.monotonic()
+
+    def _ask_until_answered(
+        self,
+        head: dict[str, Any],
+        body: bytes,
+        timeout_s: float,
+        parse: Callable[[Frame], Answer],
+        on_output: Callable[[bytes], None] | None,
+    ) -> Answer:
         silent = False
         links = 0
         while links < MAX_LINKS:

@@ -1,6 +1,7 @@
 """One container of the Docker engine as its box needs it, and the engine's errors turned into ours."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import docker
@@ -12,6 +13,9 @@ from sandbox.engine_stream import ExecStream
 from sandbox.errors import EngineUnavailable, ImageMissing, LossReason
 from sandbox.guest_folder import command_line
 
+LOOK_S = 0.2
+"""Between looks at what became of a request that was not answered."""
+
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
@@ -22,6 +26,41 @@ def translated(what: str) -> Iterator[None]:
         raise ImageMissing(f"{what}: {error.explanation}") from error
     except (DockerException, requests.exceptions.RequestException, OSError) as error:
         raise EngineUnavailable(f"{what}: {error}") from error
+
+
+def state_of(client: docker.APIClient, name: str) -> str | None:
+    """The state of a container by its name (`created`, `running`, …); None when there is none.
+
+    Raises:
+        DockerException, requests.exceptions.RequestException: the engine's own errors.
+    """
+    try:
+        return str(client.inspect_container(name)["State"]["Status"])
+    except NotFound:
+        return None
+
+
+def settled(ask: Callable[[], object], is_done: Callable[[], bool], patience_s: float) -> None:
+    """Ask the engine; when its answer stays away, look until what was asked for is done, or raise what was raised.
+
+    Raises:
+        DockerException, requests.exceptions.RequestException, OSError: it was refused, or is not done in time.
+    """
+    try:
+        ask()
+    except (requests.exceptions.Timeout, requests.exceptions.ConnectionError):
+        deadline = time.monotonic() + patience_s
+        while not _is_seen(is_done):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_S)
+
+
+def _is_seen(is_done: Callable[[], bool]) -> bool:
+    try:
+        return is_done()
+    except (DockerException, requests.exceptions.RequestException):
+        return False
 
 
 class DockerContainer:

@@ -15,6 +15,8 @@ CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN"]
 LABEL, NODE_LABEL, BOX_LABEL, BORN_LABEL, PROFILE_LABEL = (
     "sandhog", "sandhog.node", "sandhog.box", "sandhog.born", "sandhog.profile",
 )  # fmt: skip
+INSTALLATION_LABEL = "sandhog.installation"
+"""Which records directory leads to the box: two installations may call their nodes alike on one engine."""
 NAME_PREFIX = "sandhog-"
 
 
@@ -60,6 +62,7 @@ def create(
         labels={
             LABEL: "1",
             NODE_LABEL: record.node,
+            INSTALLATION_LABEL: record.installation,
             BOX_LABEL: record.box_id,
             BORN_LABEL: str(int(record.born)),
             PROFILE_LABEL: record.profile,

@@ -16,15 +16,22 @@ from docker.utils import kwargs_from_env
 
 from sandbox import controls
 from sandbox.box import Box
-from sandbox.container import DockerContainer, remove_container, translated
-from sandbox.creation import BOX_LABEL, NAME_PREFIX, NODE_LABEL, create
+from sandbox.container import DockerContainer, remove_container, settled, state_of, translated
+from sandbox.creation import INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
-from sandbox.errors import EngineUnavailable, ImageMissing, SandboxError
+from sandbox.errors import EngineUnavailable, SandboxError
+from sandbox.heart import Heart, Standing
+from sandbox.images import Image, Images, ImageSettings
+from sandbox.pool import fingerprint
+from sandbox.reaper import Held, Reaper
 from sandbox.record import BoxRecord, RecordStore
 from sandbox.requests import CallMark, RunRequest
-from sandbox.spec import BoxSpec
+from sandbox.room import check_room
+from sandbox.spec import MIB, BoxSpec
 
 PROBE_TIMEOUT_MS = 10_000
+PULLED_IMAGES = "pulled-images"
+"""Beside the records: which images were pulled, and when they were last used."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,13 @@ class EngineSettings:
     """For one request to the engine."""
     heartbeat_s: float = 2.0
     max_connections: int = 1024
-    may_thaw: Callable[[Box], bool] = field(default=lambda _: True)
-    """Asked when a box froze by itself for want of heartbeats and they come again: is it still ours?"""
+    concurrent_starts: int = 4
+    """More at once make the engine slower, not faster."""
+    min_free_bytes: int = 1024 * MIB
+    """What the disks of the engine, the records and the workspace must have free before a box is started."""
+    images: ImageSettings = field(default_factory=ImageSettings)
+    standing: Callable[[BoxRecord], Standing] = field(default=lambda _: Standing.OURS)
+    """Asked when a box stands still and could go on: is it still ours? In a thread of its own, again and again."""
     clock: Callable[[], float] = time.time
     new_id: Callable[[], str] = field(default=lambda: secrets.token_hex(6))
 
@@ -60,36 +72,61 @@ class DockerEngine:
         self._settings = settings
         self._records = RecordStore(settings.records_dir)
         with translated("connection to the engine"):
-            self._client = docker.APIClient(
-                version="auto",
-                timeout=int(settings.timeout_s),
-                num_pools=8,
-                max_pool_size=settings.max_connections,
-                **({"base_url": settings.base_url} if settings.base_url else kwargs_from_env()),
-            )
+            self._client = self._connect(settings.timeout_s)
+            self._data_dir = Path(self._client.info().get("DockerRootDir", "/"))
         self._boxes: dict[str, Box] = {}
         self._starting: set[str] = set()
+        self._starts = threading.Semaphore(settings.concurrent_starts)
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._reaper = Reaper(self._client, self._records, settings.node, self._records.installation, settings.clock)
+        self.images = Images(
+            self._client, self._connect, settings.images, settings.records_dir / PULLED_IMAGES, clock=settings.clock
+        )
         self._deaths = Deaths(self._subscribe)
-        self._heart = threading.Thread(target=self._beat, name="box-heartbeat", daemon=True)
-        self._heart.start()
+        self._heart = Heart(self._living, self._standing, settings.heartbeat_s)
 
-    def start(self, spec: BoxSpec, session: str, generation: int) -> Box:
+    def _connect(self, timeout_s: float) -> docker.APIClient:
+        return docker.APIClient(
+            version="auto",
+            timeout=int(timeout_s),
+            num_pools=8,
+            max_pool_size=self._settings.max_connections,
+            **({"base_url": self._settings.base_url} if self._settings.base_url else kwargs_from_env()),
+        )
+
+    def start(self, spec: BoxSpec, session: str, generation: int, pool_key: str = "") -> Box:
         """A new box, proven to hold its controls. A failed start leaves nothing.
 
+        Waits while as many others start as the engine takes at once.
+
         Raises:
-            ImageMissing: the image is not on this engine.
+            ImageMissing: the image is not on this engine and cannot be pulled.
+            NoRoom: a disk is nearly full.
             ControlNotEnforced: a control does not hold inside.
             EngineUnavailable: the engine failed.
             BoxLost: the box ended before it was ready.
         """
-        with translated(f"image {spec.image}"):
-            image = self._client.inspect_image(spec.image)  # type: ignore[no-untyped-call]
-        image_env = _parse_env(image.get("Config", {}).get("Env") or [])
+        places = (self._data_dir, self._settings.records_dir, spec.workspace_dir)
+        check_room(places, self._settings.min_free_bytes)
+        with self.images.held(spec.image) as image, self._starts:
+            record = self._new_record(spec, image, session, generation, pool_key)
+            self._starting.add(record.box_id)
+            try:
+                self._records.save(record)
+                self._make(spec, record, list(image.env))
+                box = self._link(record, (image.env, spec.env))
+                self._prove(box, spec)
+            except BaseException:
+                self._discard(record)
+                raise
+            finally:
+                self._starting.discard(record.box_id)
+        return box
+
+    def _new_record(self, spec: BoxSpec, image: Image, session: str, generation: int, pool_key: str) -> BoxRecord:
         box_id = self._settings.new_id()
         now = self._settings.clock()
-        record = BoxRecord(
+        return BoxRecord(
             box_id=box_id,
             container=NAME_PREFIX + box_id,
             node=self._settings.node,
@@ -97,27 +134,34 @@ class DockerEngine:
             generation=generation,
             born=now,
             expires=now + spec.lifetime_s,
-            image=image["Id"],
+            image=image.id,
             workspace_dir=str(spec.workspace_dir),
             spill_dir=str(spec.spill_dir),
             uid=spec.uid,
             gid=spec.gid,
             profile=spec.profile,
+            installation=self._records.installation,
+            guest_folder=str(self._settings.guest_folder),
+            pool_key=pool_key,
         )
-        self._starting.add(box_id)
-        try:
-            self._records.save(record)
-            with translated(f"start of box {box_id}"):
-                create(self._client, spec, record, self._settings.guest_folder, list(image_env))
-                self._client.start(record.container)
-            box = self._link(record, (image_env, spec.env))
-            self._prove(box, spec)
-        except BaseException:
-            self._discard(record)
-            raise
-        finally:
-            self._starting.discard(box_id)
-        return box
+
+    def _make(self, spec: BoxSpec, record: BoxRecord, image_env_names: list[str]) -> None:
+        """Create and start the container.
+
+        A request that timed out may have been granted: whether it was is looked up by the container's name.
+        """
+        folder, timeout_s = self._settings.guest_folder, self._settings.timeout_s
+        with translated(f"start of box {record.box_id}"):
+            settled(
+                lambda: create(self._client, spec, record, folder, image_env_names),
+                lambda: state_of(self._client, record.container) is not None,
+                timeout_s,
+            )
+            settled(
+                lambda: self._client.start(record.container),
+                lambda: state_of(self._client, record.container) == "running",
+                timeout_s,
+            )
 
     def _link(self, record: BoxRecord, env: tuple[Any, Any] | None) -> Box:
         container = DockerContainer(self._client, record.container, self._deaths)
@@ -149,8 +193,8 @@ class DockerEngine:
             self._boxes.pop(box.box_id, None)
         self._records.remove(box.box_id)
 
-    def renew(self, box: Box, session: str, generation: int, lifetime_s: float) -> None:
-        """Write into the box's record who has it, and until when.
+    def renew(self, box: Box, session: str, generation: int, lifetime_s: float, **changes: str) -> None:
+        """Write into the box's record who has it, until when, and what else changed (names of its fields).
 
         Raises:
             SandboxError: the box has no record.
@@ -159,7 +203,8 @@ class DockerEngine:
         if record is None:
             raise SandboxError(f"box {box.box_id} has no record")
         expires = self._settings.clock() + lifetime_s
-        self._records.save(replace(record, session=session, generation=generation, expires=expires))
+        renewed = replace(record, session=session, generation=generation, expires=expires)
+        self._records.save(replace(renewed, **changes))  # type: ignore[arg-type]
 
     def adopt(self) -> list[tuple[BoxRecord, Box]]:
         """This node's running boxes that have a valid record, linked again; its other containers are removed.
@@ -168,58 +213,59 @@ class DockerEngine:
             EngineUnavailable.
         """
         adopted = []
-        for box_id, state in self._containers().items():
-            if box_id in self._boxes or box_id in self._starting:
+        held = Held(self._boxes, self._starting)
+        living = self._reaper.containers()
+        for box_id, state in living.items():
+            if box_id in held:
                 continue
             record = self._records.load(box_id)
-            if state != "running" or record is None or record.expires < self._settings.clock():
-                self._remove(box_id)
+            if state != "running" or record is None or self._reaper.is_expired(record):
+                self._reaper.remove(box_id)
                 continue
             try:
-                adopted.append((record, self._link(record, None)))
+                box = self._link(record, None)
             except SandboxError:
-                self._remove(box_id)
-        self._drop_orphan_records()
+                self._reaper.remove(box_id)
+                continue
+            # It stands still if its node was away for long; whether it may go on is asked with the heartbeats.
+            box.wants_frozen = self._heart.is_held
+            adopted.append((record, box))
+        self._reaper.drop_orphan_records(living, held)
         return adopted
 
     def sweep(self) -> int:
         """Remove this node's containers that are no box of ours, ended or expired, and records without a container.
 
+        So are containers of any installation that never started or have ended and that nobody can need any more.
+
         Raises:
             EngineUnavailable.
         """
-        removed = 0
-        for box_id, state in self._containers().items():
-            if box_id in self._starting:
-                continue
-            record = self._records.load(box_id)
-            is_due = record is None or record.expires < self._settings.clock()
-            if state != "running" or is_due or box_id not in self._boxes:
-                box = self._boxes.get(box_id)
-                if box is not None:
-                    box.close()
-                self._remove(box_id)
-                removed += 1
-        return removed + self._drop_orphan_records()
+        return self._reaper.sweep(self._boxes, self._starting)
 
-    def _containers(self) -> dict[str, str]:
-        """State of each container of this node by box id."""
-        with translated("list of boxes"):
-            found = self._client.containers(all=True, filters={"label": f"{NODE_LABEL}={self._settings.node}"})
-        return {container["Labels"][BOX_LABEL]: container["State"] for container in found}
+    def records(self) -> list[BoxRecord]:
+        """What is on record of this node's boxes."""
+        return self._records.all()
 
-    def _remove(self, box_id: str) -> None:
-        remove_container(self._client, NAME_PREFIX + box_id)
-        self._records.remove(box_id)
+    def pool_key(self, spec: BoxSpec) -> str | None:
+        """What two boxes have alike that may stand for each other; None when the image is not here yet.
 
-    def _drop_orphan_records(self) -> int:
-        living = self._containers()
-        orphans = [
-            box_id for box_id in self._records.box_ids() if box_id not in living and box_id not in self._starting
-        ]
-        for box_id in orphans:
-            self._records.remove(box_id)
-        return len(orphans)
+        Everything that is fixed when a box is made goes into it, save what is made anew for each: user and
+        directories.
+
+        Raises:
+            EngineUnavailable.
+        """
+        image = self.images.find(spec.image)
+        return None if image is None else fingerprint(spec, image.id, str(self._settings.guest_folder))
+
+    def freeze_all(self) -> None:
+        """Let the commands of all boxes stand still until `release_all`; comes back before they do."""
+        self._heart.freeze_all()
+
+    def release_all(self) -> None:
+        """Let the boxes go on whose session is still theirs; the others end."""
+        self._heart.release_all()
 
     def image_exists(self, ref: str) -> bool:
         """True when the image is on this engine.
@@ -227,46 +273,27 @@ class DockerEngine:
         Raises:
             EngineUnavailable.
         """
-        try:
-            with translated(f"image {ref}"):
-                self._client.inspect_image(ref)  # type: ignore[no-untyped-call]
-        except ImageMissing:
-            return False
-        return True
+        return self.images.find(ref) is not None
 
     def close(self) -> None:
         """Stop heartbeats and close links. Boxes live on until they are adopted or their dead-man timer ends them."""
-        self._closed.set()
         self._deaths.close()
+        self._heart.close()
         with self._lock:
             boxes = list(self._boxes.values())
             self._boxes.clear()
         for box in boxes:
             box.let_go()
-        self._heart.join(self._settings.timeout_s)
         self._client.close()
 
     def _subscribe(self) -> Any:
-        filters = {"label": f"{NODE_LABEL}={self._settings.node}", "event": ["oom", "die", "kill"]}
-        return self._client.events(decode=True, filters=filters)
+        labels = [f"{NODE_LABEL}={self._settings.node}", f"{INSTALLATION_LABEL}={self._records.installation}"]
+        return self._client.events(decode=True, filters={"label": labels, "event": ["oom", "die", "kill"]})
 
-    def _beat(self) -> None:
-        while not self._closed.wait(self._settings.heartbeat_s):
-            with self._lock:
-                boxes = list(self._boxes.values())
-            for box in boxes:
-                box.beat()
-                if box.is_frozen and not box.wants_frozen and self._settings.may_thaw(box):
-                    threading.Thread(target=_thaw, args=(box,), name=f"thaw-{box.box_id}", daemon=True).start()
+    def _living(self) -> list[Box]:
+        with self._lock:
+            return list(self._boxes.values())
 
-
-def _thaw(box: Box) -> None:
-    try:
-        box.thaw()
-    except SandboxError:
-        # The box is lost; whoever uses it hears of it.
-        return
-
-
-def _parse_env(lines: list[str]) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in lines if "=" in line)
+    def _standing(self, box: Box) -> Standing:
+        record = self._records.load(box.box_id)
+        return Standing.LOST if record is None else self._settings.standing(record)

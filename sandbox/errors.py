@@ -11,6 +11,7 @@ __all__ = [
     "GuestRefused",
     "ImageMissing",
     "LossReason",
+    "NoRoom",
     "RefusalCode",
     "SandboxError",
 ]
@@ -58,7 +59,21 @@ class EngineUnavailable(SandboxError):
 
 
 class ImageMissing(SandboxError):
-    """The image of the box is not on this engine."""
+    """The image of the box is not on this engine and could not be pulled; the message says why."""
+
+
+class NoRoom(SandboxError):
+    """A disk has too little free for another box; nothing was made."""
+
+    def __init__(self, place: str, free_bytes: int, needed_bytes: int) -> None:
+        mib = 1024 * 1024
+        super().__init__(
+            f"no room for another box: {place} has {free_bytes // mib} MiB free and {needed_bytes // mib} MiB must "
+            "stay free. Free some space there, or lower the node's min_free_bytes."
+        )
+        self.place = place
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
 
 
 class ControlNotEnforced(SandboxError):

@@ -1,5 +1,6 @@
 """Who has a box, and until when: one small file per box beside the node, which outlives the process."""
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -29,6 +30,12 @@ class BoxRecord:
     uid: int
     gid: int
     profile: str
+    installation: str = ""
+    """Name of the records directory (see `RecordStore.installation`)."""
+    guest_folder: str = ""
+    """On the host; must stay while the box lives."""
+    pool_key: str = ""
+    """What the pool knows a box by that no session has yet; "" for one that has been given out."""
     version: int = RECORD_VERSION
 
 
@@ -38,6 +45,15 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def installation(self) -> str:
+        """A short name that only this records directory has."""
+        return hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:16]
+
+    def all(self) -> list[BoxRecord]:
+        """Every record that can be read."""
+        return [record for box_id in self.box_ids() if (record := self.load(box_id)) is not None]
 
     def save(self, record: BoxRecord) -> None:
         """Write or replace the box's record."""

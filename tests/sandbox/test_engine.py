@@ -300,8 +300,7 @@ def test_heartbeats_keep_a_box_alive(
 def test_without_heartbeats_commands_stand_still_until_they_come_again(
     make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], shell: Shell, until: Until
 ) -> None:
-    is_ours = threading.Event()
-    engine = make_engine("frozen", heartbeat_s=3600, may_thaw=lambda _: is_ours.is_set())
+    engine = make_engine("frozen", heartbeat_s=3600)
     box = engine.start(make_spec(freeze_s=1), "s", 1)
     began = time.monotonic()
     shell(box)("while sleep 0.05; do echo >> ticks; done & exit 0")
