@@ -21,11 +21,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sandbox.box import Box
-from sandbox.errors import GuestRefused
+from sandbox.errors import GuestRefused, SandboxError
 from sandbox.requests import CallMark, RunAnswer, RunRequest
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from tools.loading import LoadedTools
 from tools.refusals import CODES
+from tools.registry import Registry
 from tools.sealing import sealed
 from worker.beneath import remove_tree
 from worker.gates.gate import GateCall
@@ -65,6 +66,11 @@ class OwnTools:
         self._guard = threading.Lock()
         self._running: dict[str, _Running] = {}
 
+    @property
+    def registry(self) -> Registry:
+        """All tools of this node."""
+        return self._loaded.registry
+
     def run(self, call: GateCall, box: Box | None) -> ToolResult:
         """Return the call's result.
 
@@ -98,15 +104,24 @@ class OwnTools:
                 one.is_cancelled = True
                 if one.process is not None:
                     one.process.kill()
-        for one in found:
-            if one.box is not None and one.box_key:
-                one.box.cancel(one.box_key)
+                if one.box is not None and one.box_key:
+                    # A box that does not answer holds up nobody.
+                    name = f"cancel-{one.box_key}"
+                    threading.Thread(target=_cancel, args=(one.box, one.box_key), name=name, daemon=True).start()
 
     def close(self) -> None:
         """End every call that runs, and remove the directory of their homes."""
         with self._guard:
             keys = list(self._running)
         self.cancel(keys)
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Remove the directory of the homes, also one that an earlier life of the node left.
+
+        Raises:
+            OSError: it is not ours, or cannot be removed.
+        """
         with contextlib.suppress(FileNotFoundError):
             _checked_directory(self._scratch)
             remove_tree(self._scratch)
@@ -233,6 +248,11 @@ class OwnTools:
             with self._guard:
                 running.box_key = ""
         return _box_said(answer)
+
+
+def _cancel(box: Box, key: str) -> None:
+    with contextlib.suppress(SandboxError):
+        box.cancel(key)
 
 
 def _mark(call: GateCall, asked: AskBox, key: str) -> CallMark:

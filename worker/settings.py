@@ -1,5 +1,7 @@
 """A node's settings: `SANDHOG_*` variables, read once by the wiring."""
 
+import os
+import tempfile
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -30,6 +32,10 @@ class NodeSettings(BaseSettings):
     """A box ends itself when its node has been silent this long."""
     breaker: BreakerSettings = BreakerSettings()
     """When tools are switched off after faults, as JSON: `{"default": {"faults": 3}, "tools": {"Bash": {…}}}`."""
+    tools: str = ""
+    """Files and directories of own tools, with `:` between them; the coordinators need the same."""
+    secrets_dir: Path | None = None
+    """Secrets of own tools: `<directory>/<principal>/<name>`; readable for this process, not for a box."""
     owner_fd: int | None = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
     run_dir: Path | None = None
@@ -43,6 +49,16 @@ class NodeSettings(BaseSettings):
             if unknown:
                 raise ValueError(f"counts_as_fault: there is no error code {', '.join(unknown)}")
         return breaker
+
+    @property
+    def tool_paths(self) -> list[str]:
+        """Where own tools are loaded from."""
+        return [path for path in self.tools.split(":") if path]
+
+    @property
+    def scratch_dir(self) -> Path:
+        """Where the calls of own tools have their homes: a place that every user of the machine can get to."""
+        return Path(tempfile.gettempdir()) / f"sandhog-{os.geteuid()}-{self.node}-tools"
 
     @property
     def lane_count(self) -> int:
