@@ -8,6 +8,8 @@ all of it.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from pydantic import ValidationError
+
 from coordinator.events import CutInfo
 from coordinator.plan import PlannedCall
 from tools.base import ErrorCode, ToolResult
@@ -59,7 +61,7 @@ def answered(call: PlannedCall, outcome: CallOutcome, time_ms: float) -> Answere
         case Fate.UNKNOWN if outcome.result is None:
             result = ToolResult.failure(ErrorCode.OUTCOME_UNKNOWN, outcome.reason)
         case _:
-            result = ToolResult.model_validate(outcome.result)
+            result = _result(outcome)
     cut = None
     if outcome.cut is not None:
         cut = CutInfo(
@@ -69,6 +71,15 @@ def answered(call: PlannedCall, outcome: CallOutcome, time_ms: float) -> Answere
         )
     note = outcome.reason or None
     return Answered(call, result, time_ms, outcome.spill_path, cut, outcome.key.attempt, note, outcome.box_note)
+
+
+def _result(outcome: CallOutcome) -> ToolResult:
+    try:
+        return ToolResult.model_validate(outcome.result)
+    except ValidationError as exc:
+        fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
+        words = f"The call ran, but its node's result cannot be read ({fault}); look at what it did."
+        return ToolResult.failure(ErrorCode.INTERNAL_ERROR, words)
 
 
 def within_step(answers: Sequence[Answered], bound_bytes: int = STEP_BYTES) -> list[Answered]:

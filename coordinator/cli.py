@@ -151,6 +151,8 @@ def _finish(result: SessionResult, *, as_json: bool, is_gone: bool = False) -> N
         print(result.model_dump_json())
     else:
         _print_outcome(result, is_gone=is_gone)
+    # Here, where a reader that has gone is an error like any other; at the interpreter's end it is a trace.
+    sys.stdout.flush()
     raise typer.Exit(result.exit_code)
 
 

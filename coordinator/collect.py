@@ -11,6 +11,7 @@ from typing import cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from coordinator.ending import end
 from worker.contract import keys
 from worker.contract.replies import REPLY_FIELD, Reply, decode_reply
 
@@ -40,8 +41,7 @@ class ReplyReader:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     def expect(self, task_id: str) -> asyncio.Future[Reply]:
         """Return the future of a task's reply; call it before the task is sent, so that no reply can be missed."""
@@ -57,7 +57,7 @@ class ReplyReader:
                 answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=BLOCK_MS)
                 self._has_answered = True
                 await self._take(cast(_Answer, answer))
-            except RedisError as exc:
+            except (RedisError, OSError) as exc:
                 # A Redis that is just starting is no news; one that went away is.
                 level = logging.WARNING if self._has_answered else logging.INFO
                 log.log(level, "the reply stream is away", extra={"error": str(exc)})

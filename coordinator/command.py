@@ -11,8 +11,11 @@ from pathlib import Path
 
 from coordinator.approvals import Always, Approver, Never
 from coordinator.embedded import Embedded
+from coordinator.ending import end
 from coordinator.errors import ConfigError
+from coordinator.loop import Ending
 from coordinator.model import ModelClient, ModelSettings
+from coordinator.model_choice import choose_model
 from coordinator.result import SessionResult
 from coordinator.session import SessionRequest, SessionRunner
 from coordinator.settings import Settings
@@ -21,6 +24,8 @@ from coordinator.timeline import Timeline
 from coordinator.wiring import open_cluster
 
 LOOK_AFTER_S = 0.5
+HURRY_S = 3.0
+"""How long a session that was cancelled twice may still take to end its box."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +41,32 @@ class Command:
 
 
 def run_command(command: Command, settings: Settings) -> SessionResult:
-    """Run the session and return its result; Ctrl-C and SIGTERM cancel it.
+    """Run the session and return its result; Ctrl-C and SIGTERM cancel it, a second one breaks it off.
 
     Raises:
-        SandhogError: it could not be begun, or the embedded cluster broke down.
+        SandhogError: it could not be begun.
     """
+    return asyncio.run(_run(command, settings))
+
+
+class _Signals:
+    """Counts Ctrl-C and SIGTERM: none of them ends the process by itself, so that its clean-up is always whole."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._came)
+
+    def _came(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _run(command: Command, settings: Settings) -> SessionResult:
+    # First of all: what is started below must also be ended when a signal comes while it starts.
+    signals = _Signals()
     with _redis(settings) as (redis_url, embedded):
-        return asyncio.run(_run(command, settings, redis_url, embedded))
+        return await _run_on(redis_url, embedded, command, settings, signals)
 
 
 @contextlib.contextmanager
@@ -54,28 +78,14 @@ def _redis(settings: Settings) -> Iterator[tuple[str, Embedded | None]]:
     try:
         yield embedded.redis_url, embedded
     finally:
-        # A second Ctrl-C must not stop the clean-up half-way.
-        with _signals_ignored():
-            embedded.close()
+        embedded.close()
 
 
-@contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-async def _run(command: Command, settings: Settings, redis_url: str, embedded: Embedded | None) -> SessionResult:
-    cancelled = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, cancelled.set)
+async def _run_on(
+    redis_url: str, embedded: Embedded | None, command: Command, settings: Settings, signals: _Signals
+) -> SessionResult:
     timeline = Timeline(sys.stderr, is_live=None if command.is_live else False)
-    model = ModelClient(command.model)
+    model = ModelClient(await choose_model(command.model))
     secrets = [value for value in (command.model.api_key, os.environ.get("OPENAI_API_KEY")) if value]
     try:
         async with open_cluster(redis_url, settings.state_dir) as cluster:
@@ -83,21 +93,41 @@ async def _run(command: Command, settings: Settings, redis_url: str, embedded: E
                 command.request,
                 cluster=cluster,
                 model=model,
-                approver=_approver(command.approve, timeline, cancelled),
+                approver=_approver(command.approve, timeline, signals.first),
                 sinks=[timeline],
                 secrets=secrets,
             )
             async with _looked_after(embedded) as broken:
-                session = asyncio.create_task(runner.run(cancelled))
-                await asyncio.wait({session, broken}, return_when=asyncio.FIRST_COMPLETED)
-                if not session.done():
-                    session.cancel()
-                    await asyncio.gather(session, return_exceptions=True)
-                    broken.result()
-                return session.result()
+                return await _attended(runner, signals, broken)
     finally:
-        timeline.close()
+        # What cannot be drawn any more is no reason to lose the result.
+        with contextlib.suppress(OSError, ValueError):
+            timeline.close()
         await model.close()
+
+
+async def _attended(runner: SessionRunner, signals: _Signals, broken: "asyncio.Task[None]") -> SessionResult:
+    """Return the session's result; broken off when its cluster is gone or a second signal came.
+
+    Raises:
+        ConfigError: the embedded cluster could not begin.
+    """
+    session = asyncio.create_task(runner.run(signals.first), name=f"session {runner.session_id}")
+    second = asyncio.create_task(signals.second.wait())
+    try:
+        await asyncio.wait({session, second, broken}, return_when=asyncio.FIRST_COMPLETED)
+        if not session.done():
+            if broken.done():
+                fault = broken.exception()
+                runner.abandon(Ending("failed", f"cluster: {fault}"), finish_s=0.0)
+                await session
+                if isinstance(fault, ConfigError):
+                    raise fault
+            else:
+                runner.abandon(Ending("cancelled", "cancelled twice"), finish_s=HURRY_S)
+        return await session
+    finally:
+        second.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -109,15 +139,15 @@ async def _looked_after(embedded: Embedded | None) -> "AsyncIterator[asyncio.Tas
             if embedded is not None:
                 words = embedded.look_after()
                 if words is not None:
-                    print(f"sandhog: {words}", file=sys.stderr)
+                    with contextlib.suppress(OSError, ValueError):
+                        print(f"sandhog: {words}", file=sys.stderr)
             await asyncio.sleep(LOOK_AFTER_S)
 
     task = asyncio.create_task(look_after(), name="look after the worker")
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end(task)
 
 
 def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event) -> Approver:
@@ -134,9 +164,13 @@ def check_directory(directory: Path) -> Path:
     """Return the directory as an absolute path.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or none that can be looked at.
     """
-    absolute = directory.expanduser().resolve()
-    if not absolute.is_dir():
+    try:
+        absolute = directory.expanduser().resolve()
+        is_directory = absolute.is_dir()
+    except (OSError, RuntimeError) as exc:
+        raise ConfigError(f"--workspace {directory}: it cannot be used: {exc}") from exc
+    if not is_directory:
         raise ConfigError(f"--workspace {directory}: there is no such directory.")
     return absolute

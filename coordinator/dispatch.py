@@ -6,12 +6,13 @@ signature has its own task id, reply address and `expires`. Sending blocks on Re
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from celery import Celery, chain, group
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from worker.contract import keys
 from worker.contract.orders import (
@@ -72,14 +73,16 @@ class Dispatcher:
         """Ask a node to end a session's box and say what its workspace became."""
         return await self._send(self._signature(FINISH_TASK, order, order.node, task_id))
 
-    async def cancel(self, node: str, call_keys: Sequence[CallKey]) -> None:
-        """End running calls; reaches a node in milliseconds also when all its lanes are busy."""
+    async def cancel(self, node: str, call_keys: Sequence[CallKey]) -> bool:
+        """End running calls; reaches a node in milliseconds also when all its lanes are busy.
+
+        False when it is uncertain that the command arrived.
+        """
         arguments = {"call_keys": [str(key) for key in call_keys]}
-
-        def broadcast() -> None:
-            self._app.control.broadcast(CANCEL_COMMAND, arguments, destination=[keys.hostname(node)], reply=False)
-
-        await asyncio.get_running_loop().run_in_executor(self._threads, broadcast)
+        destination = [keys.hostname(node)]
+        return await self._publish(
+            lambda: self._app.control.broadcast(CANCEL_COMMAND, arguments, destination=destination, reply=False)
+        )
 
     def _call(self, order: CallOrder) -> Signature:
         return self._signature(CALL_TASK, order, order.node, str(order.key))
@@ -89,12 +92,15 @@ class Dispatcher:
         return signature.set(queue=keys.queue(node), task_id=task_id, reply_to=self._reply_to, expires=EXPIRES_S)
 
     async def _send(self, canvas: Signature) -> bool:
-        def publish() -> bool:
+        return await self._publish(canvas.apply_async)
+
+    async def _publish(self, publish: Callable[[], object]) -> bool:
+        def in_thread() -> bool:
             try:
-                canvas.apply_async()
-            except OperationalError as exc:
+                publish()
+            except (OperationalError, RedisError, OSError) as exc:
                 log.warning("it is uncertain whether a message was sent", extra={"error": str(exc)})
                 return False
             return True
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, publish)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)

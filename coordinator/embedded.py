@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from coordinator.errors import ConfigError
+from coordinator.errors import ClusterBroken, ConfigError
 
 SOCKET_PATH_BYTES = 100
 """Longer socket paths are refused by the kernel (108, with room for Redis' own)."""
@@ -45,21 +45,26 @@ class Embedded:
 
     def __init__(self, state_dir: Path, *, dead_man_s: int = 90) -> None:
         self._state_dir = state_dir
-        runs = state_dir / "runs"
-        runs.mkdir(parents=True, exist_ok=True)
-        sweep(runs)
-        self.run_dir = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=runs))
-        self.node = f"run-{self.run_dir.name}"
-        self._socket = _socket_path(self.run_dir)
         self._dead_man_s = dead_man_s
         self._restarts = 0
         self._is_closed = False
-        (self.run_dir / "owner.json").write_text(json.dumps(_identity(os.getpid())))
-        read_end, self._write_end = os.pipe()
-        os.set_inheritable(read_end, True)
-        self._read_end = read_end
-        self._redis = self._start_redis()
-        self._worker = self._start_worker()
+        self._started: list[subprocess.Popen[bytes]] = []
+        try:
+            self.run_dir = _make_run_dir(state_dir)
+        except OSError as exc:
+            raise ConfigError(f"{state_dir} cannot be used: {exc}. SANDHOG_STATE_DIR names another one.") from exc
+        self.node = f"run-{self.run_dir.name}"
+        self._socket = _socket_path(self.run_dir)
+        self._read_end, self._write_end = os.pipe()
+        try:
+            os.set_inheritable(self._read_end, True)
+            self._redis = self._start_redis()
+            self._worker = self._start_worker()
+        except BaseException as exc:
+            self.close()
+            if isinstance(exc, OSError):
+                raise ConfigError(f"The embedded cluster cannot be started in {state_dir}: {exc}.") from exc
+            raise
 
     @property
     def redis_url(self) -> str:
@@ -80,19 +85,24 @@ class Embedded:
         """Restart a worker that has died; return what happened in words, None for nothing.
 
         Raises:
-            ConfigError: it dies again and again, or Redis is gone; the message holds its last words.
+            ConfigError: the worker refuses to start.
+            ClusterBroken: it dies again and again or cannot be started again, or Redis is gone.
         """
         if self._redis.poll() is not None:
-            raise ConfigError(f"The private Redis ended: {self._tail('redis.log')}")
-        if self._worker.poll() is None:
+            raise ClusterBroken(f"The private Redis ended: {self._tail('redis.log')}")
+        code = self._worker.poll()
+        if code is None:
             return None
         words = self._tail("worker.log")
-        if self._worker.returncode == 2 or self._restarts >= RESTARTS:
-            raise ConfigError(
-                words.removeprefix("sandhog worker: ") or f"The worker ended with code {self._worker.returncode}."
-            )
+        if code == 2:
+            raise ConfigError(words.removeprefix("sandhog worker: ") or "The worker does not start.")
+        if self._restarts >= RESTARTS:
+            raise ClusterBroken(f"The worker ended {RESTARTS + 1} times, at last with code {code}: {words}")
         self._restarts += 1
-        self._worker = self._start_worker()
+        try:
+            self._worker = self._start_worker()
+        except OSError as exc:
+            raise ClusterBroken(f"The worker ended and cannot be started again: {exc}") from exc
         return "The worker ended and was started again."
 
     def close(self) -> None:
@@ -102,10 +112,12 @@ class Embedded:
         self._is_closed = True
         os.close(self._write_end)
         os.close(self._read_end)
-        _wait(self._worker)
-        # The worker ends Redis itself; one that died before could not.
-        self._redis.terminate()
-        _wait(self._redis)
+        # The worker, started last, ends Redis itself; one that died before could not.
+        for worker in self._started[1:]:
+            _wait(worker)
+        for redis in self._started[:1]:
+            redis.terminate()
+            _wait(redis)
         shutil.rmtree(self.run_dir, ignore_errors=True)
         self._socket.unlink(missing_ok=True)
 
@@ -154,6 +166,7 @@ class Embedded:
                 pass_fds=passed_fds,
                 start_new_session=True,
             )
+        self._started.append(process)
         with (self.run_dir / "processes.jsonl").open("a") as file:
             file.write(json.dumps(_identity(process.pid)) + "\n")
         return process
@@ -163,6 +176,20 @@ class Embedded:
             return (self.run_dir / log_name).read_text(errors="replace")[-2_000:].strip()
         except OSError:
             return ""
+
+
+def _make_run_dir(state_dir: Path) -> Path:
+    """Return a new directory below `runs` that says who owns it, once those of dead owners are gone."""
+    runs = state_dir / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    sweep(runs)
+    run_dir = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=runs))
+    try:
+        (run_dir / "owner.json").write_text(json.dumps(_identity(os.getpid())))
+    except OSError:
+        shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    return run_dir
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

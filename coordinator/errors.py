@@ -6,8 +6,10 @@ SandhogError
 │   ├── ModelRefused       it said no: asking again changes nothing
 │   ├── ModelUnavailable   overloaded, away or too slow: asking later may help
 │   └── ReplyBroken        its answer was cut or is not the protocol
+├── ClusterBroken          the embedded Redis or worker is gone for good: the session ends
 ├── NoBox                  no node, no place or no box for a session: it fails before any call ran
 ├── LostSession            another coordinator has the session now: this one writes nothing more
+├── RedisLost              Redis stayed away longer than an outage may last, or refuses: the session ends
 ├── HistoryInvalid         the message list breaks the protocol: a bug of ours
 └── TranscriptError        the transcript cannot be written or does not belong to us
 """
@@ -58,12 +60,20 @@ class ReplyBroken(ModelError):
     """The answer ended half-way or is not a chat completion."""
 
 
+class ClusterBroken(SandhogError):
+    """The embedded Redis or worker ended and cannot be brought back; the message has its last words."""
+
+
 class NoBox(SandhogError):
     """The session cannot have a box; the message says why and what to do."""
 
 
 class LostSession(SandhogError):
     """The session's generation is no longer ours."""
+
+
+class RedisLost(SandhogError):
+    """Redis did not answer for longer than is waited for, or it refuses what it is asked."""
 
 
 class HistoryInvalid(SandhogError):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from coordinator.errors import LostSession, ModelError, NoBox
+from coordinator.ending import end
+from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
 from coordinator.events import EventSink, ModelReplied, Notice, SessionStatus, StepStarted, TextDelta
 from coordinator.history import History, settle_ids
 from coordinator.model import ModelClient, Retry
@@ -29,6 +30,8 @@ class Ending:
     status: SessionStatus
     stop_reason: str
     text: str = ""
+    is_lost: bool = False
+    """Another coordinator has the session now: its box and its place are not this one's to end."""
 
 
 @dataclass
@@ -73,7 +76,9 @@ class SessionLoop:
         except NoBox as exc:
             return Ending("failed", f"box: {exc}")
         except LostSession as exc:
-            return Ending("failed", f"taken over: {exc}")
+            return Ending("failed", f"taken over: {exc}", is_lost=True)
+        except RedisLost as exc:
+            return Ending("failed", f"redis: {exc}") if not cancelled.is_set() else Ending("cancelled", "cancelled")
         return Ending("cancelled", "cancelled")
 
     async def _step(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending | None:
@@ -94,17 +99,23 @@ class SessionLoop:
         self.history.add_reply(reply, ids)
         calls = plan(reply.calls, ids, self.registry)
         if any(call.refusal is None for call in calls):
-            place = await _first(seat, cancelled)
+            try:
+                place = await first(seat, cancelled)
+            except NoBox as exc:
+                self._answered(self.steps.refuse(self.tally.steps, calls, f"there is no box ({exc})"))
+                raise
             if place is None:
-                # The history stays valid: every call is answered also when the session ends before its box stood.
-                self.history.add_answers(['{"status":"error","error":{"code":"CANCELLED"}}'] * len(calls))
+                # Every call is answered also when the session ends before its box stood.
+                self._answered(self.steps.refuse(self.tally.steps, calls, "the session was cancelled before it could"))
                 return Ending("cancelled", "cancelled")
-            answers = await self.steps.run(self.tally.steps, calls, place, cancelled)
+            self._answered(await self.steps.run(self.tally.steps, calls, place, cancelled))
         else:
-            answers = self.steps.refuse(self.tally.steps, calls)
+            self._answered(self.steps.refuse(self.tally.steps, calls))
+        return None
+
+    def _answered(self, answers: list[str]) -> None:
         self.tally.calls += len(answers)
         self.history.add_answers(answers)
-        return None
 
     async def _ask(self, cancelled: asyncio.Event) -> ModelReply | None:
         """Return the model's next reply, asked for once more if it was empty; None when cancelled."""
@@ -122,7 +133,7 @@ class SessionLoop:
                     on_retry=self._on_retry,
                 )
             )
-            reply = await _first(asking, cancelled)
+            reply = await first(asking, cancelled)
             if reply is None:
                 return None
             self.tally.usage = self.tally.usage.plus(reply.usage)
@@ -160,15 +171,13 @@ class SessionLoop:
         self.emit(Notice(level="warning", text=f"{retry.error} Trying again in {retry.wait_s:.1f} s."))
 
 
-async def _first(work: "asyncio.Task[_T]", cancelled: asyncio.Event) -> _T | None:
-    """Return the task's result, or None once cancelled (the task is cancelled then)."""
-    stop = asyncio.create_task(cancelled.wait())
+async def first(work: "asyncio.Task[_T]", stop: asyncio.Event) -> _T | None:
+    """Return the task's result, or None once stopped; the task has ended then, as when the caller is cancelled."""
+    stopped = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        return None
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
     finally:
-        stop.cancel()
+        stopped.cancel()
+        if not work.done():
+            await end(work)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from coordinator.collect import ReplyReader
@@ -15,7 +16,6 @@ from coordinator.store import Store
 from coordinator.watch import Watch
 from worker.contract.orders import (
     BoxOrder,
-    Contract,
     FinishOrder,
     FinishOutcome,
     NodeLife,
@@ -26,11 +26,15 @@ from worker.contract.replies import Reply
 
 log = logging.getLogger(__name__)
 
-_Order = TypeVar("_Order", bound=Contract)
+_Order = TypeVar("_Order", PrepareOrder, FinishOrder)
+_Outcome = TypeVar("_Outcome", PrepareOutcome, FinishOutcome)
 
 NODE_WAIT_S = 60.0
 """How long a cluster without any live node is waited for."""
 POLL_S = 0.05
+TICK_S = 0.5
+GONE_S = 45.0
+"""How long a node that was lost may take to come back before nothing more is asked of it."""
 PREPARE_S = 180.0
 FINISH_S = 120.0
 
@@ -56,10 +60,12 @@ class Placement:
     async def place(self, session: str) -> NodeLife:
         """Return the node that has a place for the session from now on; waits while all places are taken.
 
+        Broken off, it may leave a place taken: `withdraw` gives it back.
+
         Raises:
-            NoBox: no node has been alive for a minute.
+            NoBox: no node has been alive, or Redis has not answered, for a minute.
         """
-        nobody_since = self._clock()
+        nobody_since, away = self._clock(), ""
         while True:
             try:
                 views = [view for view in await self._store.nodes() if view.is_leased and view.life.state == "ready"]
@@ -67,11 +73,15 @@ class Placement:
                     if await self._store.take_place(view.life, session):
                         self._watch.follow(view.life.node, view.life.incarnation)
                         return view.life
+                away = ""
                 if views:
                     nobody_since = self._clock()
             except RedisError as exc:
-                log.info("placement waits for Redis", extra={"error": str(exc)})
+                away = str(exc)
+                log.info("placement waits for Redis", extra={"error": away})
             if self._clock() - nobody_since > NODE_WAIT_S:
+                if away:
+                    raise NoBox(f"Redis does not answer: {away}. Start it, or correct SANDHOG_REDIS_URL.")
                 raise NoBox(
                     "No worker is alive: start one with `python -m worker run` (its log says why one that was "
                     "started is not there)."
@@ -85,45 +95,75 @@ class Placement:
             NoBox: it cannot be started; says why.
         """
         order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation)
-        reply = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", PREPARE_S)
-        if reply is None or reply.result is None:
-            raise NoBox(f"The node {node.node} did not say that the box is ready: {_why(reply, PREPARE_S)}.")
-        outcome = PrepareOutcome.model_validate(reply.result)
+        asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", PREPARE_S)
+        outcome = _read(PrepareOutcome, asked)
+        if outcome is None:
+            raise NoBox(f"The node {node.node} did not say that the box is ready: {_why(asked)}.")
         if outcome.error is not None:
             raise NoBox(outcome.error)
         return outcome
 
-    async def finish(self, box: BoxOrder, node: NodeLife, *, apply: bool) -> FinishOutcome:
+    async def finish(self, box: BoxOrder, node: NodeLife, *, apply: bool, wait_s: float = FINISH_S) -> FinishOutcome:
         """End the session's box, give its place back, and return what became of the workspace; never raises for it."""
         order = FinishOrder(box=box, node=node.node, incarnation=node.incarnation, apply=apply)
-        try:
-            reply = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", FINISH_S)
-        finally:
-            await self._give_back(node, box.session)
-        if reply is None or reply.result is None:
-            why = f"The node {node.node} did not say what became of the workspace: {_why(reply, FINISH_S)}."
+        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", wait_s)
+        await self.withdraw(box.session, node.node)
+        outcome = _read(FinishOutcome, asked)
+        if outcome is None:
+            why = f"The node {node.node} did not say what became of the workspace: {_why(asked)}."
             return FinishOutcome(session=box.session, error=why)
-        return FinishOutcome.model_validate(reply.result)
+        return outcome
 
-    async def _give_back(self, node: NodeLife, session: str) -> None:
+    async def withdraw(self, session: str, node: str | None = None) -> None:
+        """Let none of the session's calls start, and give its place back: on any node where none is named."""
         try:
-            await self._store.give_place(node.node, session)
+            names = [node] if node is not None else [view.life.node for view in await self._store.nodes()]
+            for name in names:
+                await self._store.give_place(name, session)
             await self._store.close_session(session)
         except RedisError as exc:
             log.warning("the place is left to expire", extra={"session_id": session, "error": str(exc)})
 
     async def _ask(
-        self, send: Callable[[_Order, str], Awaitable[bool]], order: _Order, task_id: str, wait_s: float
-    ) -> Reply | None:
-        future = self._reader.expect(task_id)
+        self, send: Callable[[_Order, str], Awaitable[bool]], order: _Order, name: str, wait_s: float
+    ) -> Reply | str:
+        """Return the node's reply, or why there is none. Both orders may be repeated.
+
+        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it.
+        """
+        deadline = self._clock() + wait_s
+        waiting: dict[str, asyncio.Future[Reply]] = {}
+        asked_of = ""
         try:
-            await send(order, task_id)
-            return await asyncio.wait_for(future, wait_s)
-        except TimeoutError:
-            return None
+            while (left_s := deadline - self._clock()) > 0:
+                health = self._watch.health(order.node)
+                if health.leaseless_s > GONE_S:
+                    return f"it has been gone for {health.leaseless_s:.0f} s"
+                if not asked_of or health.incarnation not in (None, asked_of):
+                    task_id = f"{name}/{len(waiting) + 1}"
+                    waiting[task_id] = self._reader.expect(task_id)
+                    is_sent = await send(order, task_id)
+                    asked_of = (health.incarnation or order.incarnation) if is_sent else ""
+                done, _ = await asyncio.wait(
+                    waiting.values(), timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return done.pop().result()
+            return f"nothing came within {wait_s:.0f} s"
         finally:
-            self._reader.forget(task_id)
+            for task_id in waiting:
+                self._reader.forget(task_id)
 
 
-def _why(reply: Reply | None, wait_s: float) -> str:
-    return f"nothing came within {wait_s:.0f} s" if reply is None else reply.error
+def _read(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:
+    """Return the outcome in a node's reply; None where there is none, or none that can be read."""
+    if isinstance(asked, str) or asked.result is None:
+        return None
+    try:
+        return kind.model_validate(asked.result)
+    except ValidationError:
+        return None
+
+
+def _why(asked: Reply | str) -> str:
+    return asked if isinstance(asked, str) else asked.error or "its reply cannot be read"

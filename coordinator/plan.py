@@ -16,6 +16,8 @@ from tools.registry import Registry
 from tools.schema import parse_arguments
 
 SUMMARY_CHARS = 120
+REFUSAL_CHARS = 4_000
+"""A refusal quotes names and values, which a model may make as long as it likes."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,23 @@ def _planned(call: RawCall, call_id: str, registry: Registry) -> PlannedCall:
     summary = summarise(call.arguments)
     if tool is None:
         known = ", ".join(registry.names())
-        refusal = ToolFailure(ErrorCode.UNKNOWN_TOOL, f"There is no tool {call.name!r}. Known tools: {known}.")
+        named = repr(call.name[:SUMMARY_CHARS]) + ("…" if len(call.name) > SUMMARY_CHARS else "")
+        refusal = ToolFailure(ErrorCode.UNKNOWN_TOOL, f"There is no tool {named}. Known tools: {known}.")
         return PlannedCall(call.index, call_id, call.name, summary, refusal=refusal)
     try:
         parameters = parse_arguments(tool, call.arguments)
-    except ToolFailure as refusal:
-        return PlannedCall(call.index, call_id, call.name, summary, tool, refusal=refusal)
+    except ToolFailure as fault:
+        return PlannedCall(call.index, call_id, call.name, summary, tool, refusal=_bounded(fault))
     return PlannedCall(call.index, call_id, call.name, summary, tool, parameters)
+
+
+def _bounded(fault: ToolFailure) -> ToolFailure:
+    """Return the fault without most of what the model wrote, where it quotes too much of that."""
+    words = fault.message
+    if len(words) <= REFUSAL_CHARS:
+        return fault
+    head, tail = words[: REFUSAL_CHARS // 2], words[-REFUSAL_CHARS // 2 :]
+    return ToolFailure(fault.code, f"{head} […] {tail}")
 
 
 def summarise(arguments: str | Mapping[str, Any] | None) -> str:

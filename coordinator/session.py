@@ -5,20 +5,24 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
 from coordinator.approvals import Approver
-from coordinator.errors import TranscriptError
+from coordinator.ending import end
+from coordinator.errors import NoBox, RedisLost, TranscriptError
 from coordinator.events import Event, EventSink, Notice, SessionEnded, SessionStarted
 from coordinator.execute import Executor
 from coordinator.history import History
-from coordinator.loop import Ending, SessionLoop
+from coordinator.loop import Ending, SessionLoop, first
 from coordinator.model import ModelClient
-from coordinator.placement import Placement
+from coordinator.patience import patiently
+from coordinator.placement import FINISH_S, Placement
 from coordinator.prompt import PromptFacts, system_prompt
 from coordinator.result import SessionResult
 from coordinator.step import Seat, StepRunner
@@ -30,6 +34,10 @@ from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, WorkspaceM
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
+SEAT_REDIS_S = 60.0
+"""How long a session that has not begun waits for Redis."""
 LOCAL = "local"
 """Principal of sessions that a command line starts."""
 
@@ -85,9 +93,12 @@ class SessionRunner:
         self.session_dir = cluster.state_dir / "sessions" / self.session_id
         self._make_session_dir()
         self._transcript = Transcript.create(self.session_dir, self.session_id, 1, secrets=secrets)
-        self._sinks: tuple[EventSink, ...] = (self._transcript, *sinks)
+        self._sinks = list(sinks)
         self._node: NodeLife | None = None
         self._is_torn = False
+        self._abandoned = asyncio.Event()
+        self._abandoned_as = Ending("failed", "")
+        self._finish_s = FINISH_S
 
     async def run(self, cancelled: asyncio.Event) -> SessionResult:
         """Return the session's result once its box is gone and its transcript is whole."""
@@ -101,7 +112,6 @@ class SessionRunner:
         )
         history = History(system)
         history.add_user(request.prompt)
-        self._emit(self._started(system))
         steps = StepRunner(self._cluster.executor, self._cluster.store, self._approver, self._emit)
         loop = SessionLoop(
             model=self._model,
@@ -112,18 +122,30 @@ class SessionRunner:
             max_steps=request.max_steps,
             history=history,
         )
-        seat = asyncio.create_task(self._take_seat(), name=f"seat {self.session_id}")
-        try:
-            ending = await loop.run(seat, cancelled)
-        except TranscriptError as exc:
-            self._is_torn = True
-            ending = Ending("failed", f"storage: {exc}")
-        finally:
-            seat.cancel()
-            await asyncio.gather(seat, return_exceptions=True)
+        conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
+        ending = await first(conversation, self._abandoned) or self._abandoned_as
         finished = await self._finish(ending)
         await self._forget(steps)
         return self._end(ending, loop, finished)
+
+    def abandon(self, ending: Ending, *, finish_s: float) -> None:
+        """Let `run` return soon, whatever it waits for; the node may take `finish_s` to say what became of the work."""
+        self._abandoned_as, self._finish_s = ending, finish_s
+        self._abandoned.set()
+
+    async def _converse(self, loop: SessionLoop, system: str, cancelled: asyncio.Event) -> Ending:
+        seat = asyncio.create_task(self._take_seat(), name=f"seat {self.session_id}")
+        try:
+            self._emit(self._started(system))
+            return await loop.run(seat, cancelled)
+        except TranscriptError as exc:
+            return Ending("failed", f"storage: {exc}")
+        except Exception as exc:
+            # A bug of ours ends this session, with its box and place given back, and no other one.
+            log.exception("a session broke", extra={"session_id": self.session_id})
+            return Ending("failed", f"internal: {type(exc).__name__}: {exc}")
+        finally:
+            await end(seat)
 
     def _make_session_dir(self) -> None:
         try:
@@ -134,10 +156,26 @@ class SessionRunner:
             raise TranscriptError(words) from exc
 
     def _emit(self, event: Event) -> None:
-        if self._is_torn:
-            return
-        for sink in self._sinks:
-            sink(event)
+        """Hand an event on.
+
+        Raises:
+            TranscriptError: it cannot be kept; said once, for the session ends by it.
+        """
+        fault: TranscriptError | None = None
+        if not self._is_torn:
+            try:
+                self._transcript(event)
+            except TranscriptError as exc:
+                self._is_torn, fault = True, exc
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except (OSError, ValueError) as exc:
+                # Such as a terminal or a pipe that was closed: the work does not depend on who watches it.
+                log.warning("events are shown no more", extra={"session_id": self.session_id, "error": str(exc)})
+                self._sinks.remove(sink)
+        if fault is not None:
+            raise fault
 
     def _started(self, system: str) -> SessionStarted:
         request = self._request
@@ -168,26 +206,54 @@ class SessionRunner:
         )
 
     async def _take_seat(self) -> Seat:
-        """Return the session's place with its box standing."""
-        while True:
-            try:
-                await self._cluster.store.open_session(self.session_id)
-                break
-            except RedisError as exc:
-                log.info("waiting for Redis", extra={"error": str(exc)})
-                await asyncio.sleep(0.02)
+        """Return the session's place with its box standing.
+
+        Raises:
+            NoBox: it cannot be had.
+        """
+        # A session that is cancelled cancels this task: nothing here waits for its flag.
+        try:
+            await patiently(partial(self._cluster.store.open_session, self.session_id), asyncio.Event(), SEAT_REDIS_S)
+        except RedisLost as exc:
+            raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc
         self._node = await self._cluster.placement.place(self.session_id)
         await self._cluster.placement.prepare(self._box, self._node)
         return Seat(self._box, self._node, self._request.workspace.policy, self._request.principal)
 
     async def _finish(self, ending: Ending) -> FinishOutcome:
-        if self._node is None:
+        """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
+        if ending.is_lost:
             return FinishOutcome(session=self.session_id)
-        apply = self._request.apply and ending.status == "completed"
-        return await self._cluster.placement.finish(self._box, self._node, apply=apply)
+        work: asyncio.Task[FinishOutcome]
+        if self._node is None:
+            work = asyncio.create_task(self._withdraw())
+        else:
+            apply = self._request.apply and ending.status == "completed"
+            work = asyncio.create_task(self._cluster.placement.finish(self._box, self._node, apply=apply))
+        finished = await self._unless_abandoned(work)
+        if finished is None:
+            error = "The session was broken off before its node said what became of the workspace."
+            return FinishOutcome(session=self.session_id, error=error)
+        return finished
+
+    async def _withdraw(self) -> FinishOutcome:
+        await self._cluster.placement.withdraw(self.session_id)
+        return FinishOutcome(session=self.session_id)
+
+    async def _unless_abandoned(self, work: "asyncio.Task[_T]") -> _T | None:
+        """Return the task's result; None where the session was abandoned and the task took too long after that."""
+        abandoned = asyncio.create_task(self._abandoned.wait())
+        try:
+            await asyncio.wait({work, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait({work}, timeout=self._finish_s)
+            return work.result() if work.done() else None
+        finally:
+            await end(abandoned, work)
 
     async def _forget(self, steps: StepRunner) -> None:
         try:
+            await self._cluster.store.withdraw_grants(self.session_id, steps.granted)
             await self._cluster.store.forget_calls(steps.keys)
         except RedisError as exc:
             log.info("claims are left to expire", extra={"session_id": self.session_id, "error": str(exc)})
@@ -196,22 +262,19 @@ class SessionRunner:
         notes = [*finished.notes, *([finished.error] if finished.error else [])]
         if finished.conflicts:
             notes.append("Nothing was applied: these files changed meanwhile: " + ", ".join(finished.conflicts))
-        for note in notes:
-            self._emit(Notice(level="warning", text=note))
-        self._emit(
-            SessionEnded(
-                status=ending.status,
-                stop_reason=ending.stop_reason,
-                text=ending.text,
-                steps=loop.tally.steps,
-                calls=loop.tally.calls,
-                usage=loop.tally.usage,
-                patch_path=finished.patch_path,
-            )
-        )
-        self._transcript.close()
+        patch: str | None = None
+        try:
+            patch = Path(finished.patch_path).read_text(errors="replace") if finished.patch_path else None
+        except OSError as exc:
+            notes.append(f"The patch cannot be read: {exc}")
+        try:
+            self._emit_end(ending, loop, notes, finished.patch_path)
+            self._transcript.close()
+        except TranscriptError as exc:
+            notes.append(str(exc))
+            if ending.status == "completed":
+                ending = replace(ending, status="failed", stop_reason=f"storage: {exc}")
         workspace = self._request.workspace
-        patch = Path(finished.patch_path).read_text(errors="replace") if finished.patch_path else None
         return SessionResult(
             session_id=self.session_id,
             status=ending.status,
@@ -229,3 +292,28 @@ class SessionRunner:
             workspace_reason=workspace.reason,
             notes=notes,
         )
+
+    def _emit_end(self, ending: Ending, loop: SessionLoop, notes: Iterable[str], patch_path: str | None) -> None:
+        """Show the end, and keep it.
+
+        Raises:
+            TranscriptError: it was shown but cannot be kept.
+        """
+        ended = SessionEnded(
+            status=ending.status,
+            stop_reason=ending.stop_reason,
+            text=ending.text,
+            steps=loop.tally.steps,
+            calls=loop.tally.calls,
+            usage=loop.tally.usage,
+            patch_path=patch_path,
+        )
+        fault: TranscriptError | None = None
+        events: list[Event] = [Notice(level="warning", text=note) for note in notes]
+        for event in [*events, ended]:
+            try:
+                self._emit(event)
+            except TranscriptError as exc:
+                fault = exc
+        if fault is not None:
+            raise fault

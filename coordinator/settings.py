@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 DEFAULT_IMAGE = "sandhog-box:latest"
@@ -27,6 +27,13 @@ class Settings(BaseSettings):
     """A cluster's Redis; None starts a private one with one worker."""
     state_dir: Path = Field(default_factory=default_state_dir)
     """Transcripts, spilled output, copies and patches; a cluster's shared volume."""
+
+    @field_validator("state_dir")
+    @classmethod
+    def _is_absolute(cls, value: Path) -> Path:
+        # Nodes have another working directory, and the engine mounts absolute paths only.
+        return value.expanduser().absolute()
+
     model: str | None = None
     """The model's name, where `--model` does not say it."""
     dead_man_s: int = Field(default=90, ge=10)

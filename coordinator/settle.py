@@ -6,6 +6,7 @@ at its node by `join`, which starts nothing; and only what even the node cannot 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,18 +19,23 @@ from coordinator.collect import ReplyReader
 from coordinator.dispatch import Dispatcher
 from coordinator.store import Store
 from coordinator.watch import Watch
+from worker.contract import keys
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, Fate
 from worker.contract.replies import Reply
 
 TICK_S = 0.5
 UNCLAIMED_S = 2.0
 """A call that could have started this long ago and has no claim was lost on its way."""
+LAST_UNCLAIMED_S = 20.0
+"""The same for the last attempt: a node that is slow, or only just has its Redis back, is no lost message."""
 GRACE_S = 30.0
 """Added to a call's own limit before the coordinator asks what became of it."""
 JOIN_S = 20.0
 """How long a node may take to answer a join of a call that should have ended."""
 CANCEL_S = 5.0
 """How long a cancelled call may take to report what it had printed."""
+CANCEL_LIMIT_S = 10.0
+"""How long a cancelled call is waited for in all, also while Redis is away."""
 MOVE_S = 60.0
 """How long a node must have been without a lease before its calls are given up."""
 MAX_ATTEMPTS = 2
@@ -47,8 +53,8 @@ class Sent:
     startable_at: float
     """Monotonic time from which a free lane could have taken it; infinity behind an unfinished link of its chain."""
     joins: int = 0
-    behind: tuple[CallKey, ...] = ()
-    """The later links of its chain: its node sends the next one as soon as this call ends, also by a cancel."""
+    joined: "asyncio.Future[Reply] | None" = None
+    """The answer of the last join that was sent."""
 
 
 class MustResend(Exception):
@@ -90,6 +96,7 @@ class Settler:
     def forget(self, sent: Sent) -> None:
         """Wait no more for a call."""
         self._reader.forget(str(sent.order.key))
+        self._reader.forget(_join_id(sent))
 
     async def settle(self, sent: Sent, cancelled: asyncio.Event) -> CallOutcome:
         """Return the call's one outcome.
@@ -100,92 +107,156 @@ class Settler:
         stop = asyncio.create_task(cancelled.wait())
         try:
             while True:
-                await _wait_first(TICK_S, sent.future, stop)
-                if sent.future.done():
-                    return await self._from_reply(sent, sent.future.result())
+                if not sent.future.done():
+                    await _wait_first(TICK_S, sent.future, stop)
+                if stop.done() and not sent.future.done():
+                    return await self._cancel(sent)
                 try:
-                    if stop.done():
-                        return await self._cancel(sent)
-                    outcome = await self._look_after(sent)
+                    outcome = await self._look_after(sent, stop)
                 except RedisError:
                     # Nothing can be known now; the call goes on, or waits, as everything does.
-                    await asyncio.sleep(TICK_S)
-                    continue
+                    outcome = None
+                    await _wait_first(TICK_S, stop)
+                if outcome is None and stop.done():
+                    return await self._cancel(sent)
                 if outcome is not None:
                     return outcome
+                if self._watch.away_s > keys.OUTAGE_S:
+                    return _unknown(sent.order, "Redis stayed away")
         finally:
             stop.cancel()
             self.forget(sent)
 
-    async def _from_reply(self, sent: Sent, reply: Reply) -> CallOutcome:
-        if reply.succeeded and reply.result is not None:
-            try:
-                outcome = CallOutcome.model_validate(reply.result)
-            except ValidationError:
-                return await self._join(sent, "the node sent an outcome that cannot be read")
-            if outcome.fate is Fate.DID_NOT_RUN:
-                raise MustResend(outcome.reason)
-            return outcome
-        # Celery's own failure says nothing about whether the body ran.
-        return await self._fence_or_join(sent, f"the queue reported {reply.error}")
-
-    async def _look_after(self, sent: Sent) -> CallOutcome | None:
+    async def _look_after(self, sent: Sent, stop: "asyncio.Future[Any]") -> CallOutcome | None:
         """Return the outcome of a call that needs no more waiting; None to go on waiting."""
+        if sent.future.done():
+            return await self._from_reply(sent, sent.future.result(), stop)
         if not self._watch.is_redis_answering:
             return None
         order = sent.order
         waited = self._clock() - sent.startable_at
         health = self._watch.health(order.node)
+        unclaimed_s = UNCLAIMED_S if order.key.attempt < MAX_ATTEMPTS else LAST_UNCLAIMED_S
         if health.incarnation not in (None, order.incarnation):
-            return await self._fence_or_join(sent, "its node was restarted")
+            return await self._fence_or_join(sent, "its node was restarted", stop)
         if health.leaseless_s > MOVE_S:
-            return await self._fence_or_join(sent, "its node is gone")
+            return await self._fence_or_join(sent, "its node is gone", stop)
         if waited > sent.timeout_s + GRACE_S:
-            return await self._fence_or_join(sent, "its deadline passed")
-        if waited > UNCLAIMED_S and not await self._store.is_claimed(order.key):
-            return await self._fence_or_join(sent, "it never reached its node")
+            return await self._fence_or_join(sent, "its deadline passed", stop)
+        if waited > unclaimed_s and not await self._store.is_claimed(order.key):
+            return await self._fence_or_join(sent, "it never reached its node", stop)
         return None
 
-    async def _fence_or_join(self, sent: Sent, why: str) -> CallOutcome:
+    async def _from_reply(self, sent: Sent, reply: Reply, stop: "asyncio.Future[Any]") -> CallOutcome | None:
+        outcome = _read(reply)
+        if outcome is None:
+            # Celery's own failure says nothing about whether the body ran.
+            why = reply.error or "the node sent an outcome that cannot be read"
+            return await self._fence_or_join(sent, f"the queue reported {why}", stop)
+        if outcome.fate is Fate.DID_NOT_RUN:
+            # True of this delivery; another one of the same message may have run in an earlier life of the node.
+            return await self._fence_or_join(sent, outcome.reason, stop)
+        return outcome
+
+    async def _fence_or_join(self, sent: Sent, why: str, stop: "asyncio.Future[Any]") -> CallOutcome | None:
         key = sent.order.key
         (is_fenced,) = await self._store.fence([key])
         if is_fenced and await self._store.run_id() == sent.run_id:
             raise MustResend(why)
         # Claimed; or Redis may have lost the claim, and then "no claim" proves nothing.
-        return await self._join(sent, why)
+        return await self._join(sent, why, stop)
 
-    async def _join(self, sent: Sent, why: str, wait_s: float | None = None) -> CallOutcome:
-        order, sent.joins = sent.order, sent.joins + 1
-        if wait_s is None:
-            left = sent.timeout_s + GRACE_S - (self._clock() - sent.startable_at)
-            wait_s = max(JOIN_S, left if left != float("inf") else JOIN_S)
-        if self._watch.health(order.node).leaseless_s > MOVE_S:
-            return _unknown(order, f"{why}; nobody is left to ask")
-        task_id = f"{order.key}/join/{sent.joins}"
-        future = self._reader.expect(task_id)
-        try:
-            await self._dispatcher.send_join(order, task_id)
-            await _wait_first(wait_s, future, sent.future)
-        finally:
-            self._reader.forget(task_id)
-        for reply in [one.result() for one in (sent.future, future) if one.done()]:
-            if reply.succeeded and reply.result is not None:
-                outcome = CallOutcome.model_validate(reply.result)
-                return outcome if outcome.fate is not Fate.DID_NOT_RUN else _unknown(order, why)
+    async def _join(self, sent: Sent, why: str, stop: "asyncio.Future[Any]") -> CallOutcome | None:
+        """Return what the node says of a call that was started; None once the session is cancelled.
+
+        A node that is restarted meanwhile is asked anew: it took the question with it.
+        """
+        order, asked_of = sent.order, ""
+        left_s = sent.timeout_s + GRACE_S - (self._clock() - sent.startable_at)
+        left_s = max(JOIN_S, left_s if left_s != float("inf") else JOIN_S)
+        while left_s > 0:
+            health = self._watch.health(order.node)
+            if health.leaseless_s > MOVE_S:
+                return _unknown(order, f"{why}; nobody is left to ask")
+            if not asked_of or health.incarnation not in (None, asked_of):
+                asked_of = await self._ask_join(sent, health.incarnation)
+            before = self._clock()
+            await _wait_first(TICK_S, stop, *[one for one in _answers(sent) if not one.done()])
+            outcome = _settled(sent)
+            if outcome is not None:
+                return outcome
+            if stop.done():
+                return None
+            if sent.joined is not None and sent.joined.done():
+                break
+            # Time in which Redis is away is nobody's.
+            left_s -= self._clock() - before if self._watch.is_redis_answering else 0
+            if self._watch.away_s > keys.OUTAGE_S:
+                break
         return _unknown(order, why)
 
+    async def _ask_join(self, sent: Sent, incarnation: str | None) -> str:
+        """Send a join; return whom it was sent to, "" when it is uncertain that it arrived."""
+        self._reader.forget(_join_id(sent))
+        sent.joins += 1
+        sent.joined = self._reader.expect(_join_id(sent))
+        is_sent = await self._dispatcher.send_join(sent.order, _join_id(sent))
+        return (incarnation or sent.order.incarnation) if is_sent else ""
+
     async def _cancel(self, sent: Sent) -> CallOutcome:
+        """Return what a call came to that is cancelled: what it says itself, within a bounded time."""
+        outcome: CallOutcome | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_LIMIT_S):
+                outcome = await self._cancelled(sent)
+        return outcome or cancelled_outcome(
+            sent.order.key, "The session was cancelled while this call ran; it may have run in part."
+        )
+
+    async def _cancelled(self, sent: Sent) -> CallOutcome | None:
         key = sent.order.key
-        is_fenced, *_ = await self._store.fence([key, *sent.behind])
+        while True:
+            try:
+                # No other call of the session starts from now on: a node must not go on with the chain's next link.
+                (is_fenced,) = await self._store.cancel([key])
+                break
+            except RedisError:
+                await asyncio.sleep(TICK_S)
         if is_fenced:
             return cancelled_outcome(key, "The session was cancelled before this call ran.")
         await self._dispatcher.cancel(sent.order.node, [key])
-        await _wait_first(CANCEL_S, sent.future)
-        if sent.future.done():
-            reply = sent.future.result()
-            if reply.succeeded and reply.result is not None:
-                return CallOutcome.model_validate(reply.result)
-        return cancelled_outcome(key, "The session was cancelled while this call ran; it may have run in part.")
+        if not (waiting := [one for one in _answers(sent) if not one.done()]):
+            return None
+        await _wait_first(CANCEL_S, *waiting)
+        return _settled(sent)
+
+
+def _join_id(sent: Sent) -> str:
+    return f"{sent.order.key}/join/{sent.joins}"
+
+
+def _answers(sent: Sent) -> "list[asyncio.Future[Reply]]":
+    return [sent.future] if sent.joined is None else [sent.future, sent.joined]
+
+
+def _settled(sent: Sent) -> CallOutcome | None:
+    """Return what a started call came to, if any reply that has come says it."""
+    for future in _answers(sent):
+        outcome = _read(future.result()) if future.done() else None
+        # Not "did not run": that is said by a delivery that came too late, of a call that was started before.
+        if outcome is not None and outcome.fate is not Fate.DID_NOT_RUN:
+            return outcome
+    return None
+
+
+def _read(reply: Reply) -> CallOutcome | None:
+    """Return the outcome in a reply; None for a failure of Celery's and for what cannot be read."""
+    if not reply.succeeded or reply.result is None:
+        return None
+    try:
+        return CallOutcome.model_validate(reply.result)
+    except ValidationError:
+        return None
 
 
 async def _wait_first(timeout_s: float, *futures: "asyncio.Future[Any]") -> None:

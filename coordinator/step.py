@@ -7,10 +7,11 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from coordinator.approvals import Approver
 from coordinator.budget import Answered, answered, refused, within_step
-from coordinator.errors import LostSession
+from coordinator.errors import LostSession, RedisLost
 from coordinator.events import (
     AnswerShortened,
     ApprovalAnswered,
@@ -22,6 +23,7 @@ from coordinator.events import (
 )
 from coordinator.execute import Executor, Job
 from coordinator.partition import Stretch, stretches
+from coordinator.patience import patiently
 from coordinator.plan import PlannedCall
 from coordinator.store import Store
 from tools.base import ErrorCode, ToolResult
@@ -53,6 +55,10 @@ class StepRunner:
     """Digests that the human allowed for the whole session."""
     keys: list[CallKey] = field(default_factory=list)
     """All keys that were sent, for the clean-up at the session's end."""
+    granted: set[str] = field(default_factory=set)
+    """Digests for which a grant was left, used up or not."""
+    _begun: set[int] = field(default_factory=set)
+    """Calls of the present step that may have been sent."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 
@@ -60,17 +66,27 @@ class StepRunner:
         """Return one answer for each call, in order.
 
         Raises:
-            LostSession: another coordinator has the session now; nothing was sent.
+            LostSession: another coordinator has the session now.
+            RedisLost: nothing more can be found out; every call has its answer all the same.
         """
-        if not await self.store.begin_step(seat.box.session, seat.box.generation, step):
-            raise LostSession(f"session {seat.box.session} was taken over by another coordinator")
+        box = seat.box
         answers: dict[int, Answered] = {}
-        for call in calls:
-            if call.refusal is not None:
-                self._answer(step, refused(call), answers)
-        # A refused call does not part its neighbours: it takes no part in the step's order.
-        for stretch in stretches([call for call in calls if call.refusal is None]):
-            await self._run_stretch(step, stretch, seat, cancelled, answers)
+        self._begun.clear()
+        try:
+            if not await patiently(partial(self.store.begin_step, box.session, box.generation, step), cancelled):
+                raise LostSession(f"session {box.session} was taken over by another coordinator")
+            for call in calls:
+                if call.refusal is not None:
+                    self._answer(step, refused(call), answers)
+            # A refused call does not part its neighbours: it takes no part in the step's order.
+            for stretch in stretches([call for call in calls if call.refusal is None]):
+                await self._run_stretch(step, stretch, seat, cancelled, answers)
+        except (RedisLost, asyncio.CancelledError) as exc:
+            why = str(exc) or "the session was broken off"
+            for call in calls:
+                if call.index not in answers:
+                    self._answer(step, _left(call, why, has_begun=call.index in self._begun), answers)
+            raise
         in_order = [answers[call.index] for call in calls]
         fitted = within_step(in_order)
         for before, after in zip(in_order, fitted, strict=True):
@@ -78,11 +94,17 @@ class StepRunner:
                 self.emit(AnswerShortened(step=step, index=after.call.index, cut=after.cut, answer=after.content))
         return [answer.content for answer in fitted]
 
-    def refuse(self, step: int, calls: Sequence[PlannedCall]) -> list[str]:
-        """Return the answers of calls none of which can run; needs no box."""
+    def refuse(self, step: int, calls: Sequence[PlannedCall], why: str = "") -> list[str]:
+        """Return the answers of calls none of which runs; needs no box.
+
+        Args:
+            step: Their step.
+            calls: All calls of the reply.
+            why: What keeps those from running that could run.
+        """
         answers: dict[int, Answered] = {}
         for call in calls:
-            self._answer(step, refused(call), answers)
+            self._answer(step, refused(call) if call.refusal else _left(call, why, has_begun=False), answers)
         return [answers[call.index].content for call in calls]
 
     async def _run_stretch(
@@ -137,7 +159,8 @@ class StepRunner:
                 return False
             if decided.is_lasting:
                 self.lasting.add(digest)
-        await self.store.grant(session, digest)
+        await patiently(partial(self.store.grant, session, digest), cancelled)
+        self.granted.add(digest)
         return True
 
     async def _run_part(
@@ -150,6 +173,7 @@ class StepRunner:
         self.keys.extend(job.order.key for job in jobs)
         started = self.clock()
         for call in part.calls:
+            self._begun.add(call.index)
             self.emit(
                 CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary)
             )
@@ -207,6 +231,13 @@ def _full_text(call: PlannedCall) -> str:
 
 def _denied(call: PlannedCall, reason: str) -> Answered:
     return Answered(call, ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{call.name} was not run: {reason}"))
+
+
+def _left(call: PlannedCall, why: str, *, has_begun: bool) -> Answered:
+    """Return the answer of a call whose outcome nobody waits for any more."""
+    if has_begun:
+        return Answered(call, ToolResult.failure(ErrorCode.OUTCOME_UNKNOWN, f"{call.name} may have run: {why}."))
+    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} did not run: {why}."))
 
 
 def _cancelled(call: PlannedCall) -> Answered:

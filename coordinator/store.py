@@ -4,9 +4,10 @@ Key names and scripts are the contract's; this is their asynchronous side. A scr
 library, and each of them may be repeated by its caller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -16,6 +17,8 @@ from worker.contract.orders import CallKey, NodeLife
 
 PLACE_TTL_S = 86_400
 LANE_TTL_S = 600 + keys.OUTAGE_S
+SILENT_S = 10.0
+"""A connection that says nothing for so long is given up: the other end may be gone without a word."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,15 @@ class NodeView:
     """Its lease stands and names this life."""
 
 
-def connect(redis_url: str) -> Redis:
-    """Return a client that repeats nothing by itself and may block for long reads."""
-    return Redis.from_url(redis_url, retry=Retry(NoBackoff(), 0), socket_timeout=None, health_check_interval=10)
+def connect(redis_url: str, *, blocking_s: float = 0.0) -> Redis:
+    """Return a client that repeats nothing by itself, for commands that block no longer than said."""
+    return Redis.from_url(
+        redis_url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=blocking_s + SILENT_S,
+        socket_connect_timeout=SILENT_S,
+        health_check_interval=10,
+    )
 
 
 class Store:
@@ -40,6 +49,7 @@ class Store:
         self._open_session = client.register_script(scripts.OPEN_SESSION)
         self._begin_step = client.register_script(scripts.BEGIN_STEP)
         self._fence = client.register_script(scripts.FENCE)
+        self._cancel = client.register_script(scripts.CANCEL)
         self._take = client.register_script(scripts.TAKE)
 
     async def run_id(self) -> str:
@@ -53,11 +63,15 @@ class Store:
         return [view for view in views if view is not None]
 
     async def node(self, name: str) -> NodeView | None:
-        """Return one node, or None if it never registered or its description has expired."""
+        """Return one node, or None if it never registered, or its description has expired or cannot be read."""
         life, lease = await self._redis.mget(keys.node(name), keys.lease(name))
         if life is None:
             return None
-        parsed = NodeLife.model_validate_json(life)
+        try:
+            parsed = NodeLife.model_validate_json(life)
+        except ValidationError:
+            # Of a release that says what this one does not know: no node to send anything to.
+            return None
         return NodeView(parsed, is_leased=lease is not None and _text(lease) == parsed.incarnation)
 
     async def open_session(self, session: str, least_generation: int = 1) -> int:
@@ -81,9 +95,19 @@ class Store:
         done = await self._fence(keys=[keys.claim(str(key)) for key in call_keys], args=[keys.CLAIM_TTL_S])
         return [bool(int(one)) for one in done]
 
+    async def cancel(self, call_keys: Sequence[CallKey]) -> list[bool]:
+        """Fence calls of one session, all others of it that have not started included; return as `fence` does."""
+        if not call_keys:
+            return []
+        first = call_keys[0]
+        names = [keys.session(first.session), *[keys.claim(str(key)) for key in call_keys]]
+        done = await self._cancel(keys=names, args=[first.generation, keys.CLAIM_TTL_S])
+        return [bool(int(one)) for one in done]
+
     async def is_claimed(self, key: CallKey) -> bool:
-        """Return whether a worker has started this call (or somebody fenced it)."""
-        return bool(await self._redis.exists(keys.claim(str(key))))
+        """Return whether a worker has started this call; a fence is no claim."""
+        held = await self._redis.get(keys.claim(str(key)))
+        return held is not None and _text(held) != scripts.FENCED
 
     async def take_place(self, node: NodeLife, session: str) -> bool:
         """Reserve room for the session's box on a node; True if it has it now."""
@@ -106,6 +130,15 @@ class Store:
     async def grant(self, session: str, digest: str) -> None:
         """Leave a human's yes for one tool with these very arguments, to be used once by the worker."""
         await self._redis.set(keys.grant(session, digest), "1", ex=keys.GRANT_TTL_S)
+
+    async def withdraw_grants(self, session: str, digests: Collection[str]) -> None:
+        """Take back what no worker has used."""
+        if digests:
+            await self._redis.unlink(*[keys.grant(session, digest) for digest in digests])
+
+    async def forget_replies(self, coordinator: str) -> None:
+        """Drop the reply stream of a coordinator that ends."""
+        await self._redis.unlink(keys.reply_stream(coordinator))
 
     async def forget_calls(self, call_keys: Sequence[CallKey]) -> None:
         """Drop the claims of calls whose answers are in the transcript and whose session has ended."""

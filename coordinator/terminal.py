@@ -1,6 +1,8 @@
 """Asking the human at the terminal: approvals → **terminal**."""
 
 import asyncio
+import contextlib
+import os
 import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TextIO
@@ -28,14 +30,20 @@ class TerminalApprover:
         self._cancelled = cancelled
         self._answers = answers
         self._questions = questions
+        self._typed = b""
+        """What was typed behind the last line."""
 
     async def ask(self, call: PlannedCall, reason: str) -> Decided:
         """Return the human's decision; a cancelled session or the end of the input is a no."""
         with self._display.paused():
             while True:
-                self._questions.write(QUESTION)
-                self._questions.flush()
-                line = await self._line()
+                try:
+                    self._questions.write(QUESTION)
+                    self._questions.flush()
+                    line = await self._line()
+                except (OSError, ValueError):
+                    # The terminal is gone: whoever sat there cannot say yes.
+                    line = None
                 if line is None:
                     return Decided(False, by="nobody answered", note="the session was ended")
                 decided = _decided(line.strip())
@@ -43,20 +51,50 @@ class TerminalApprover:
                     return decided
 
     async def _line(self) -> str | None:
-        """Return the next line, None at the input's end or when the session is cancelled."""
+        """Return the next line, None at the input's end or when the session is cancelled.
+
+        Raises:
+            OSError: the input cannot be read.
+        """
+        while b"\n" not in self._typed:
+            chunk = await self._chunk()
+            if not chunk and (chunk is None or not self._typed):
+                return None
+            self._typed += chunk or b"\n"
+        line, _, self._typed = self._typed.partition(b"\n")
+        return line.decode(errors="replace")
+
+    async def _chunk(self) -> bytes | None:
+        """Return what is typed next; empty at the input's end, None when the session is cancelled."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[bytes] = loop.create_future()
+        number = self._answers.fileno()
+
+        def hand_over(chunk: bytes, error: OSError | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(chunk)
 
         def read() -> None:
-            line = self._answers.readline()
-            loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(line))
+            chunk, error = b"", None
+            try:
+                chunk = os.read(number, 4096)
+            except OSError as exc:
+                error = exc
+            # The session may be over, and its event loop closed.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(hand_over, chunk, error)
 
-        # A daemon thread: a read that nobody answers must not keep the process from ending.
+        # A daemon thread: a read that nobody answers must not keep the process from ending. On the descriptor, not on
+        # the stream: its lock, held by a thread that reads, is fatal to the interpreter when it ends.
         threading.Thread(target=read, name="approval", daemon=True).start()
         stop: asyncio.Future[Any] = asyncio.create_task(self._cancelled.wait())
         try:
             await asyncio.wait({future, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return (future.result() or None) if future.done() else None
+            return future.result() if future.done() else None
         finally:
             stop.cancel()
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
+from coordinator.ending import end
 from coordinator.store import Store
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Watch:
         self._health: dict[str, NodeHealth] = {}
         self._run_id: str | None = None
         self._answered_at: float | None = None
+        self._began_at = clock()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Watch":
@@ -45,8 +47,7 @@ class Watch:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     def follow(self, node: str, incarnation: str) -> None:
         """Keep an eye on a node from now on."""
@@ -60,6 +61,11 @@ class Watch:
     def is_redis_answering(self) -> bool:
         """Whether the last poll was answered, and recently."""
         return self._answered_at is not None and self._clock() - self._answered_at < 3 * EVERY_S
+
+    @property
+    def away_s(self) -> float:
+        """How long ago Redis answered the last poll; before the first answer, how long it has been watched."""
+        return self._clock() - (self._began_at if self._answered_at is None else self._answered_at)
 
     @property
     def run_id(self) -> str | None:
@@ -88,7 +94,7 @@ class Watch:
         while True:
             try:
                 await self.poll()
-            except RedisError as exc:
+            except (RedisError, OSError) as exc:
                 level = logging.INFO if self._run_id is None else logging.WARNING
                 log.log(level, "Redis does not answer", extra={"error": str(exc)})
             await asyncio.sleep(EVERY_S)

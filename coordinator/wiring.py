@@ -1,12 +1,15 @@
 """The coordinator's one wiring place: settings in, the shared parts of its sessions out."""
 
+import asyncio
 import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from coordinator.collect import ReplyReader
+from redis.exceptions import RedisError
+
+from coordinator.collect import BLOCK_MS, ReplyReader
 from coordinator.dispatch import Dispatcher
 from coordinator.execute import Executor
 from coordinator.placement import Placement
@@ -17,13 +20,15 @@ from coordinator.watch import Watch
 from tools.registry import builtin_registry
 from worker.app import create_app
 
+FORGET_S = 1.0
+
 
 @contextlib.asynccontextmanager
 async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster]:
     """Yield the parts that sessions share; Redis need not answer yet. All tasks and connections end with the block."""
     coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
-    client, reading = connect(redis_url), connect(redis_url)
+    client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
     store = Store(client)
     dispatcher = Dispatcher(create_app(redis_url), coordinator)
     try:
@@ -38,5 +43,9 @@ async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster
             )
     finally:
         dispatcher.close()
+        # Best effort: a stream that nobody reads expires.
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(FORGET_S):
+                await store.forget_replies(coordinator)
         await client.aclose()
         await reading.aclose()

@@ -7,6 +7,8 @@ from celery import Celery
 
 from worker.contract import keys
 
+SILENT_S = 10.0
+"""A connection that says nothing for so long is given up."""
 BACKEND = "worker.contract.replies.ReplyStreamBackend"
 
 
@@ -60,6 +62,15 @@ def create_app(redis_url: str) -> Celery:
         broker_connection_max_retries=None,
         broker_pool_limit=4,
         # Plain BRPOP: no unacked hash, so no redelivery, and half a millisecond less a call.
-        broker_transport_options={"ack_emulation": False, "priority_steps": [0], "socket_keepalive": True},
+        broker_transport_options={
+            "ack_emulation": False,
+            "priority_steps": [0],
+            "socket_keepalive": True,
+            # Longer than the one second that BRPOP blocks: a Redis that went away without a word holds up nobody.
+            "socket_timeout": SILENT_S,
+            "socket_connect_timeout": SILENT_S,
+        },
+        redis_socket_timeout=SILENT_S,
+        redis_socket_connect_timeout=SILENT_S,
     )
     return app

@@ -3,7 +3,9 @@
 One lock a session: two calls of one session never start two boxes, and sessions do not wait for each other.
 """
 
+import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,10 @@ from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, Workspa
 from worker.errors import BoxUnavailable, WorkspaceRefused
 from worker.workspace import Workspace
 
+log = logging.getLogger(__name__)
+
+KEPT_FINISHED = 10_000
+"""Ended sessions that a node remembers."""
 CONCURRENT_STARTS = 4
 """More starts at once make the engine slower, not faster."""
 
@@ -45,6 +51,8 @@ class Boxes:
         self._dead_man_s = dead_man_s
         self._env = dict(env or {})
         self._seats: dict[str, _Seat] = {}
+        self._finished: OrderedDict[str, int] = OrderedDict()
+        """Generation in which each session was ended here."""
         self._guard = threading.Lock()
         self._is_closed = False
         self._starts = threading.Semaphore(CONCURRENT_STARTS)
@@ -67,6 +75,9 @@ class Boxes:
         with seat.lock:
             if self._is_closed:
                 raise BoxUnavailable("the node is ending")
+            # A message that was late, or sent twice, must not start a box that nobody ends.
+            if order.generation <= self._finished.get(order.session, 0):
+                raise BoxUnavailable("the session has ended")
             if seat.box is not None and not seat.box.is_alive():
                 self._drop(seat, "the box ended")
             if seat.box is None:
@@ -81,7 +92,10 @@ class Boxes:
 
     def lost(self, session: str, box: Box, why: BoxLost) -> None:
         """Forget a box that is gone; the next call gets a fresh one and the model is told."""
-        seat = self._seat(session)
+        with self._guard:
+            seat = self._seats.get(session)
+        if seat is None:
+            return
         with seat.lock:
             if seat.box is box:
                 self._drop(seat, str(why))
@@ -100,11 +114,13 @@ class Boxes:
         """End the session's box and return what its workspace became. Idempotent."""
         seat = self._seat(order.box.session)
         with seat.lock:
-            if seat.box is not None:
-                seat.box.close()
-                seat.box = None
             with self._guard:
                 self._seats.pop(order.box.session, None)
+                self._finished[order.box.session] = order.box.generation
+                self._finished.move_to_end(order.box.session)
+                while len(self._finished) > KEPT_FINISHED:
+                    self._finished.popitem(last=False)
+            _end(seat)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:
                 return workspace.finish_copy(order.box, apply=order.apply, keep=order.keep_workspace)
@@ -120,9 +136,7 @@ class Boxes:
         for seat in seats:
             # A start that is under way is waited for, so that its box is not left behind.
             with seat.lock:
-                if seat.box is not None:
-                    seat.box.close()
-                    seat.box = None
+                _end(seat)
         self._engine.close()
 
     def _seat(self, session: str) -> _Seat:
@@ -143,6 +157,9 @@ class Boxes:
                 return self._engine.start(spec, session=order.session, generation=order.generation)
         except (WorkspaceRefused, SandboxError) as exc:
             raise BoxUnavailable(str(exc)) from exc
+        except OSError as exc:
+            # Such as a full disk under the box's record.
+            raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
 
     def _spec(self, order: BoxOrder, place: Workspace) -> BoxSpec:
         return BoxSpec(
@@ -157,3 +174,15 @@ class Boxes:
             dead_man_s=self._dead_man_s,
             profile=order.profile,
         )
+
+
+def _end(seat: _Seat) -> None:
+    """End the seat's box, if it has one. The seat's lock is held."""
+    box, seat.box = seat.box, None
+    if box is None:
+        return
+    try:
+        box.close()
+    except (SandboxError, OSError) as exc:
+        # Its dead-man timer ends it; what is left to do for the session must be done all the same.
+        log.error("a box could not be ended", extra={"box_id": box.box_id, "error": str(exc)})

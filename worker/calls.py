@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -16,6 +16,8 @@ from typing import TypeVar
 import redis
 from pydantic import BaseModel
 
+from sandbox.box import Box
+from sandbox.errors import SandboxError
 from tools.base import ErrorCode, Tool, ToolFailure, ToolResult
 from tools.registry import Registry
 from tools.schema import parse_arguments
@@ -25,6 +27,7 @@ from worker.contract import keys, scripts
 from worker.contract.orders import CallOrder, CallOutcome, CutNote, Fate
 from worker.contract.scripts import ClaimVerdict
 from worker.gates.gate import GateCall, Handler
+from worker.patience import patiently
 from worker.spill import SpillFile
 
 log = logging.getLogger(__name__)
@@ -32,7 +35,9 @@ log = logging.getLogger(__name__)
 _V = TypeVar("_V")
 
 KEPT_CALLS = 10_000
-"""Keys, with their outcomes, that a node remembers; far more than can be undelivered at any time."""
+"""Keys that a node remembers; far more than can be undelivered at any time."""
+KEPT_OUTCOMES = 256
+"""Outcomes that a node remembers: each may hold tens of kilobytes, and only those just sent can be asked for."""
 
 
 class ClaimRefused(Exception):
@@ -63,7 +68,8 @@ class Calls:
         self._on_cut = on_cut
         self._clock = clock
         self._guard = threading.Lock()
-        self._known: OrderedDict[str, Future[CallOutcome]] = OrderedDict()
+        self._known: OrderedDict[str, Future[CallOutcome] | None] = OrderedDict()
+        self._ended: deque[str] = deque()
         self._cancelled: OrderedDict[str, None] = OrderedDict()
 
     def call(self, order: CallOrder) -> CallOutcome:
@@ -86,11 +92,13 @@ class Calls:
             future.set_exception(exc)
             raise
         future.set_result(outcome)
+        self._keep_outcome(str(order.key))
         return outcome
 
     def join(self, order: CallOrder) -> CallOutcome:
         """Return the outcome of a call that was started earlier, waiting for it if it runs; never start anything."""
         with self._guard:
+            # None also for a key whose outcome was let go: the guest has it as long as it can be asked for.
             future = self._known.get(str(order.key))
         if future is not None:
             try:
@@ -108,7 +116,9 @@ class Calls:
         for call_key in call_keys:
             box = self._boxes.running_box(call_key.split(":", 1)[0])
             if box is not None:
-                box.cancel(call_key)
+                # A box that does not answer holds up neither the others nor the thread that takes orders.
+                thread = threading.Thread(target=_cancel, args=(box, call_key), name=f"cancel-{call_key}", daemon=True)
+                thread.start()
 
     def _accept(self, call_key: str, future: Future[CallOutcome]) -> bool:
         with self._guard:
@@ -118,23 +128,23 @@ class Calls:
             _trim(self._known)
             return True
 
+    def _keep_outcome(self, call_key: str) -> None:
+        """Keep the outcome of a call that has ended until many others have; its key is kept much longer."""
+        with self._guard:
+            self._ended.append(call_key)
+            while len(self._ended) > KEPT_OUTCOMES:
+                dropped = self._ended.popleft()
+                if dropped in self._known:
+                    self._known[dropped] = None
+
     def _take_claim(self, order: CallOrder) -> None:
         key = order.key
         # The token makes the claim repeatable by this delivery alone: an answer that Redis gave but the connection
         # lost is asked for again and granted again.
         token = f"{self._incarnation}/{uuid.uuid4().hex}"
-        deadline = time.monotonic() + keys.OUTAGE_S
-        while True:
-            try:
-                verdict = self._claim(
-                    keys=[keys.claim(str(key)), keys.session(key.session)],
-                    args=[token, key.generation, key.step, keys.CLAIM_TTL_S],
-                )
-                break
-            except (redis.ConnectionError, redis.TimeoutError):
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+        names = [keys.claim(str(key)), keys.session(key.session)]
+        arguments: list[str | int] = [token, key.generation, key.step, keys.CLAIM_TTL_S]
+        verdict = patiently(lambda: self._claim(keys=names, args=arguments))
         verdict = ClaimVerdict(verdict.decode() if isinstance(verdict, bytes) else verdict)
         if verdict is not ClaimVerdict.GRANTED:
             raise ClaimRefused(f"{key}: {verdict}")
@@ -178,6 +188,13 @@ class Calls:
         if cancelled and not joining:
             return ToolResult.failure(ErrorCode.CANCELLED, f"{order.tool} was cancelled before it ran.")
         return self._gates(GateCall(order, tool, arguments, spill, joining))
+
+
+def _cancel(box: Box, call_key: str) -> None:
+    try:
+        box.cancel(call_key)
+    except SandboxError as exc:
+        log.info("a call could not be cancelled", extra={"call_id": call_key, "error": str(exc)})
 
 
 def _trim(known: "OrderedDict[str, _V]") -> None:

@@ -36,6 +36,14 @@ class Lease:
         self._write()
         self._thread.start()
 
+    def drain(self) -> None:
+        """Say that nothing new is taken; what runs goes on under the lease. Idempotent."""
+        self._life = self._life.model_copy(update={"state": "draining"})
+        try:
+            self._write()
+        except redis.RedisError as exc:
+            log.warning("draining is told with the next renewal", extra={"error": str(exc)})
+
     def close(self) -> None:
         """Stop renewing and take the lease back, so that nobody waits for it to lapse."""
         self._stop.set()

@@ -9,8 +9,10 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import redis
+from celery.signals import worker_shutting_down
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -56,35 +58,54 @@ def run_node(settings: NodeSettings) -> None:
     client = _reach_redis(settings.redis_url)
     engine = _reach_engine(settings)
     boxes = Boxes(engine, settings.dead_man_s)
-    incarnation = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    life = NodeLife(
+        node=settings.node,
+        incarnation=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        places=settings.places,
+        lanes=settings.lane_count,
+        pid=os.getpid(),
+    )
+    worker = _celery_worker(settings, _calls(settings, client, boxes, life.incarnation), boxes)
+    adopted = boxes.adopt()
+    if adopted:
+        log.info("boxes adopted", extra={"sessions": adopted})
+    lease = Lease(client, life)
+    end = _End(boxes, client, settings.run_dir if settings.owner_fd is not None else None)
+    if settings.owner_fd is not None:
+        watch_owner(settings.owner_fd, end.by_owner)
+    lease.start()
+
+    def drain(**_: object) -> None:
+        # In a thread: this is called from a signal's handler, which must not wait for Redis.
+        threading.Thread(target=lease.drain, name="drain", daemon=True).start()
+
+    worker_shutting_down.connect(drain, weak=False)
+    try:
+        worker.start()
+    finally:
+        worker_shutting_down.disconnect(drain)
+        lease.close()
+        end.close()
+
+
+def _calls(settings: NodeSettings, client: redis.Redis, boxes: Boxes, incarnation: str) -> Calls:
     seen = ReadMetadata(client)
     breaker = BreakerGate(client, settings.node, settings.breaker)
-    gates = in_row([PermissionGate(client), LockGate(seen), breaker], RunGate(boxes))
-    calls = Calls(
+    return Calls(
         client=client,
         registry=builtin_registry(),
         boxes=boxes,
-        gates=gates,
+        gates=in_row([PermissionGate(client), LockGate(seen), breaker], RunGate(boxes)),
         spill_dir=_spill_of,
         incarnation=incarnation,
         on_cut=seen.narrow,
     )
+
+
+def _celery_worker(settings: NodeSettings, calls: Calls, boxes: Boxes) -> Any:
     app = create_app(settings.redis_url)
     tasks.register(app, calls, boxes)
-    adopted = boxes.adopt()
-    if adopted:
-        log.info("boxes adopted", extra={"sessions": adopted})
-    lease = Lease(
-        client,
-        NodeLife(
-            node=settings.node,
-            incarnation=incarnation,
-            places=settings.places,
-            lanes=settings.lane_count,
-            pid=os.getpid(),
-        ),
-    )
-    worker = app.Worker(
+    return app.Worker(
         hostname=keys.hostname(settings.node),
         pool="threads",
         concurrency=settings.lane_count + SPARE_THREADS,
@@ -95,15 +116,6 @@ def run_node(settings: NodeSettings) -> None:
         loglevel="WARNING",
         quiet=True,
     )
-    end = _End(boxes, client, settings.run_dir if settings.owner_fd is not None else None)
-    if settings.owner_fd is not None:
-        watch_owner(settings.owner_fd, end.by_owner)
-    lease.start()
-    try:
-        worker.start()
-    finally:
-        lease.close()
-        end.close()
 
 
 class _End:
@@ -118,17 +130,19 @@ class _End:
 
     def by_owner(self) -> None:
         """Close everything at once, also under running calls: nobody is left to want their answers."""
-        self.close()
-        if self._run_dir is not None:
-            # Redis and the directory were the owner's; nobody else is left to end them.
-            try:
-                self._redis.shutdown(nosave=True)
-            except redis.RedisError as exc:
-                log.info("Redis was gone already", extra={"error": str(exc)})
-            shutil.rmtree(self._run_dir, ignore_errors=True)
-            # Nothing is left to end, and Celery would look for its broker for another second.
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            self.close()
+        finally:
+            if self._run_dir is not None:
+                # Redis and the directory were the owner's; nobody else is left to end them.
+                try:
+                    self._redis.shutdown(nosave=True)
+                except redis.RedisError as exc:
+                    log.info("Redis was gone already", extra={"error": str(exc)})
+                shutil.rmtree(self._run_dir, ignore_errors=True)
+                # Nothing is left to end, and Celery would look for its broker for another second.
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
         """End the boxes."""

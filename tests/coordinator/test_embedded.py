@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from coordinator.embedded import END_S, RESTARTS, SOCKET_PATH_BYTES, Embedded, sweep
-from coordinator.errors import ConfigError
+from coordinator.errors import ClusterBroken, ConfigError
 from worker.contract import keys
 
 Until = Callable[..., None]
@@ -139,7 +139,7 @@ class TestRedis:
         os.kill(pid, signal.SIGKILL)
         until(lambda: not is_running(pid), "Redis is gone")
 
-        with pytest.raises(ConfigError, match="The private Redis ended"):
+        with pytest.raises(ClusterBroken, match="The private Redis ended"):
             embedded.look_after()
 
     def test_no_process_gets_a_key_of_the_users(
@@ -189,7 +189,7 @@ class TestWorkerThatCannotStart:
             if number < RESTARTS:
                 until(lambda: embedded.look_after() is not None, "the worker was started again")
 
-        with pytest.raises(ConfigError):
+        with pytest.raises(ClusterBroken, match="code -9"):
             until(lambda: embedded.look_after() is not None, "the worker is given up")
         assert len(processes(embedded.run_dir)) == 2 + RESTARTS
 

@@ -36,6 +36,19 @@ end
 return out
 """
 
+CANCEL = """
+-- KEYS: session, claims. ARGV: generation, ttl_s. Lets no call of the session's generation start from now on, then
+-- fences these; returns for each '1' (fenced: it never runs) or '0' (a worker started it).
+if redis.call('HGET', KEYS[1], 'generation') == ARGV[1] then redis.call('HSET', KEYS[1], 'cancelled', '1') end
+local out = {}
+for i = 2, #KEYS do
+  local held = redis.call('GET', KEYS[i])
+  if not held then redis.call('SET', KEYS[i], 'FENCED', 'EX', ARGV[2]) end
+  out[i - 1] = (not held or held == 'FENCED') and 1 or 0
+end
+return out
+"""
+
 OPEN_SESSION = """
 -- KEYS: session. ARGV: least generation, ttl_s. Returns the new generation, above all that were.
 local g = tonumber(redis.call('HGET', KEYS[1], 'generation') or '0') + 1

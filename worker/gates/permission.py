@@ -12,6 +12,7 @@ from tools.permission import Terms, decide
 from tools.verdict import Decision
 from worker.contract import keys
 from worker.gates.gate import GateCall, Handler
+from worker.patience import patiently
 
 
 class PermissionGate:
@@ -29,6 +30,14 @@ class PermissionGate:
         verdict = decide(order.tool, order.arguments, Terms(ToolPolicy(order.policy.value)))
         if verdict.decision is Decision.ALLOW:
             return following(call)
-        if verdict.decision is Decision.ASK and self._redis.getdel(keys.grant(order.key.session, order.digest)):
+        if verdict.decision is Decision.ASK and self._use_grant(call):
             return following(call)
         return ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{order.tool} was not run: {verdict.reason}")
+
+    def _use_grant(self, call: GateCall) -> bool:
+        """Return whether a human said yes; that yes is used up.
+
+        While Redis is away it is asked for again. Where only the answer was lost the yes is lost too: nothing runs.
+        """
+        grant = keys.grant(call.order.key.session, call.order.digest)
+        return bool(patiently(lambda: self._redis.getdel(grant)))

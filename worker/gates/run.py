@@ -24,7 +24,7 @@ class RunGate:
         """Return the tool's result, or the error that stands for what happened."""
         started = time.monotonic()
         try:
-            result = self._run(call)
+            result = _checked(self._run(call))
         except BoxUnavailable as exc:
             result = ToolResult.failure(ErrorCode.BOX_LOST, f"The sandbox could not be started: {exc}")
         except ToolFailure as exc:
@@ -65,3 +65,14 @@ class RunGate:
             join=call.joining,
         )
         return RunContext(box=box, mark=mark, principal=call.order.principal, spill=call.spill, seen=call.seen)
+
+
+def _checked(result: object) -> ToolResult:
+    """Return what a tool returned.
+
+    Raises:
+        TypeError: it is no ToolResult: a user's tool may return anything.
+    """
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"a tool returned {type(result).__name__}, not a ToolResult")
+    return result

@@ -1,0 +1,21 @@
+"""Ending tasks for certain."""
+
+import asyncio
+from typing import Any
+
+AGAIN_S = 0.05
+
+
+async def end(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel tasks and come back when they have ended, whatever they end with.
+
+    Once is not enough: `asyncio.wait_for`, which the Redis client reads with, swallows a cancellation that comes in the
+    moment in which its work is done (Python before 3.12).
+    """
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=AGAIN_S)
+    # Each exception is looked at, so that none is reported as never retrieved.
+    await asyncio.gather(*tasks, return_exceptions=True)
