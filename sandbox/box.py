@@ -16,6 +16,8 @@ from sandbox import replies
 from sandbox.errors import BoxLost, EngineUnavailable, GuestRefused, LossReason
 from sandbox.link import Link, LinkClosed, LinkTimeout, Stream
 from sandbox.requests import (
+    Background,
+    BackgroundOutput,
     CallMark,
     EditAnswer,
     EditRequest,
@@ -110,6 +112,8 @@ class Box:
             "keep_bytes": request.keep_bytes,
             "env": dict(request.env),
             "stream": on_output is not None,
+            "stream_bytes": request.stream_bytes,
+            "background": request.background,
         }
         body = (request.command or "").encode("utf-8", "surrogatepass")
         timeout_s = request.timeout_ms / 1000 + MARGIN_S
@@ -205,6 +209,41 @@ class Box:
             BoxLost.
         """
         return self._ask({"op": Op.CANCEL, "key": key}, b"", SHORT_TIMEOUT_S, lambda frame: frame.head["found"] is True)
+
+    def background_output(self, session: str, background_id: str, offset: int, max_bytes: int) -> BackgroundOutput:
+        """At most so many bytes (and at most 1 MiB) of a background command's output, from the offset on.
+
+        Raises:
+            BoxLost.
+            GuestRefused: NOT_FOUND: the session has no such background command.
+        """
+        head = {
+            "op": Op.BACKGROUND_READ,
+            "session": session,
+            "name": background_id,
+            "offset": offset,
+            "max_bytes": max_bytes,
+        }
+        return self._ask(head, b"", SHORT_TIMEOUT_S, lambda frame: replies.parse_background_output(frame, max_bytes))
+
+    def kill_background(self, session: str, background_id: str) -> Background:
+        """End a background command with all its processes; what it is then. No error when it had ended.
+
+        Raises:
+            BoxLost.
+            GuestRefused: NOT_FOUND, or FROZEN.
+        """
+        head = {"op": Op.BACKGROUND_KILL, "session": session, "name": background_id}
+        return self._ask(head, b"", SHORT_TIMEOUT_S, lambda frame: replies.parse_background(frame.head))
+
+    def backgrounds(self, session: str | None) -> tuple[Background, ...]:
+        """The background commands of a session (None: of all), in the order of their start; ended ones too.
+
+        Raises:
+            BoxLost.
+        """
+        head = {"op": Op.BACKGROUND_LIST, "session": session}
+        return self._ask(head, b"", SHORT_TIMEOUT_S, replies.parse_backgrounds)
 
     def freeze(self) -> None:
         """Stop all commands; their time limits stand still.

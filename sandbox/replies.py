@@ -4,6 +4,8 @@ from typing import Any
 
 from sandbox.errors import GuestRefused
 from sandbox.requests import (
+    Background,
+    BackgroundOutput,
     Capture,
     EditAnswer,
     GuestInfo,
@@ -16,6 +18,8 @@ from sandbox.requests import (
 from sandbox.wire import Frame, RefusalCode
 
 MAX_TEXT = 8192
+MAX_PIDS = 100
+MAX_BACKGROUNDS = 10_000
 KINDS = ("file", "directory", "fifo", "device", "socket", "missing")
 
 
@@ -57,6 +61,24 @@ def _part(head: dict[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
+def _maybe_number(head: dict[str, Any], name: str, low: int, high: int) -> int | None:
+    return None if head.get(name) is None else _number(head, name, low, high)
+
+
+def _duration(head: dict[str, Any], name: str) -> float:
+    value = head.get(name)
+    if not isinstance(value, float) or not 0 <= value < 1e12:
+        raise BadReply(f"{name} is not a duration")
+    return value
+
+
+def _pids(head: dict[str, Any], name: str) -> tuple[int, ...]:
+    value = head.get(name)
+    if not isinstance(value, list) or len(value) > MAX_PIDS or not all(type(pid) is int for pid in value):
+        raise BadReply(f"{name} is not a list of process ids")
+    return tuple(value)
+
+
 def check_refusal(frame: Frame) -> None:
     """Raise when the guest declined.
 
@@ -92,31 +114,61 @@ def parse_version(head: dict[str, Any], name: str = "version") -> Version:
 def parse_run(frame: Frame, keep_bytes: int) -> RunAnswer:
     """The end of a command."""
     head = frame.head
-    left = head.get("left_running")
-    if not isinstance(left, list) or len(left) > 100 or not all(type(pid) is int for pid in left):
-        raise BadReply("left_running is not a list of process ids")
-    duration_ms = head.get("duration_ms")
-    if not isinstance(duration_ms, float) or not 0 <= duration_ms < 1e12:
-        raise BadReply("duration_ms is not a duration")
     sizes = [_number(_part(head, stream), part) for stream in ("stdout", "stderr") for part in ("head", "tail")]
     if sum(sizes) != len(frame.body) or max(sizes) > 2 * keep_bytes:
         raise BadReply("the captured output does not fit the body")
     return RunAnswer(
-        exit_code=None if head.get("exit_code") is None else _number(head, "exit_code", 0, 255),
-        signal=None if head.get("signal") is None else _number(head, "signal", 1, 128),
+        exit_code=_maybe_number(head, "exit_code", 0, 255),
+        signal=_maybe_number(head, "signal", 1, 128),
         timed_out=_flag(head, "timed_out"),
         cancelled=_flag(head, "cancelled"),
         oom_kills=_number(head, "oom_kills"),
         stdout=_capture(_part(head, "stdout"), frame.body[: sizes[0] + sizes[1]]),
         stderr=_capture(_part(head, "stderr"), frame.body[sizes[0] + sizes[1] :]),
-        duration_ms=duration_ms,
+        duration_ms=_duration(head, "duration_ms"),
         cwd=_text(head, "cwd"),
-        left_running=tuple(left),
-        leftover_id=None if head.get("leftover_id") is None else _text(head, "leftover_id"),
+        left_running=_pids(head, "left_running"),
+        background_id=None if head.get("background_id") is None else _text(head, "background_id", 64),
         killed_leftovers=_flag(head, "killed_leftovers"),
         spill_complete=_flag(head, "spill_complete"),
         streamed=_flag(head, "streamed"),
+        stream_cut=head.get("stream_cut") is True,
     )
+
+
+def parse_background(head: dict[str, Any]) -> Background:
+    """The state of a background command."""
+    return Background(
+        background_id=_text(head, "name", 64),
+        session=_text(head, "session"),
+        command=_text(head, "command"),
+        is_running=_flag(head, "running"),
+        has_failed=_flag(head, "failed"),
+        was_killed=_flag(head, "killed"),
+        exit_code=_maybe_number(head, "exit_code", 0, 255),
+        signal=_maybe_number(head, "signal", 1, 128),
+        pids=_pids(head, "pids"),
+        first_byte=_number(head, "first"),
+        total_bytes=_number(head, "total"),
+        age_ms=_duration(head, "age_ms"),
+    )
+
+
+def parse_background_output(frame: Frame, max_bytes: int) -> BackgroundOutput:
+    """A part of what a background command printed."""
+    state = parse_background(frame.head)
+    start = _number(frame.head, "start", 0, state.total_bytes)
+    if len(frame.body) > min(max_bytes, state.total_bytes - start):
+        raise BadReply("more output than asked for, or than there is")
+    return BackgroundOutput(state=state, start=start, data=frame.body)
+
+
+def parse_backgrounds(frame: Frame) -> tuple[Background, ...]:
+    """The states of background commands."""
+    states = frame.head.get("backgrounds")
+    if not isinstance(states, list) or len(states) > MAX_BACKGROUNDS or not all(isinstance(s, dict) for s in states):
+        raise BadReply("backgrounds is not a list of states")
+    return tuple(parse_background(state) for state in states)
 
 
 def _capture(part: dict[str, Any], data: bytes) -> Capture:

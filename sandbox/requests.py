@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sandbox.wire import MAX_STREAM_BYTES
+
 
 @dataclass(frozen=True)
 class CallMark:
@@ -34,6 +36,10 @@ class RunRequest:
     keep_bytes: int = 65_536
     """How much of the head, and again of the tail, of each stream the answer holds. At most 1 MiB."""
     env: Mapping[str, str] = field(default_factory=dict)
+    background: bool = False
+    """Answered as soon as it runs; `timeout_ms` is not for it, and its output is read by `Box.background_output`."""
+    stream_bytes: int = MAX_STREAM_BYTES
+    """How much of the output `on_output` gets at most."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +81,51 @@ class RunAnswer:
     """The session's cwd after the command."""
     left_running: tuple[int, ...]
     """Processes of this command that live on in the background."""
-    leftover_id: str | None
-    """Give it to `Box.cancel` to end what is left running."""
+    background_id: str | None
+    """Name of the background command that this one, or what it left running, is from now on."""
     killed_leftovers: bool
     """The process table was full: what earlier calls had left running was killed to make room."""
     spill_complete: bool
     """Everything printed was streamed to `on_output` (or nothing had to be streamed)."""
     streamed: bool = False
     """More was printed than the stream threshold, so `on_output` got it all from the beginning."""
+    stream_cut: bool = False
+    """More was printed than `stream_bytes`; `on_output` got the beginning."""
+
+
+@dataclass(frozen=True)
+class Background:
+    """A command whose call was answered while it, or what it had started, still ran."""
+
+    background_id: str
+    session: str
+    command: str
+    """The beginning of its text."""
+    is_running: bool
+    """A process of it lives."""
+    has_failed: bool
+    """It could not be started."""
+    was_killed: bool
+    """It was ended by `kill_background`, by a cancel, or to make room for processes."""
+    exit_code: int | None
+    """Of its own process, which may end before what it started; both are None until then."""
+    signal: int | None
+    pids: tuple[int, ...]
+    first_byte: int
+    """Offset of the oldest byte of its output that is kept."""
+    total_bytes: int
+    """How much it has printed since it is in the background, both streams as they came."""
+    age_ms: float
+
+
+@dataclass(frozen=True)
+class BackgroundOutput:
+    """A part of what a background command printed."""
+
+    state: Background
+    start: int
+    """Where `data` begins: later than asked for when the older output is gone."""
+    data: bytes
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ MAX_HEAD_BYTES = 256 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_COMMAND_BYTES = 100_000
 MAX_KEEP_BYTES = 1024 * 1024
+MAX_STREAM_BYTES = 64 * 1024 * 1024
+"""Of a command's output so much is streamed to the host unless it asks for more or less."""
 MAX_READ_BYTES = 8 * 1024 * 1024
 OUT_CHUNK_BYTES = 64 * 1024
 STREAM_THRESHOLD_BYTES = 32 * 1024
@@ -44,6 +46,9 @@ class Op(StrEnum):
     BEGIN_STEP = "begin_step"
     RUN = "run"
     CANCEL = "cancel"
+    BACKGROUND_READ = "background_read"
+    BACKGROUND_LIST = "background_list"
+    BACKGROUND_KILL = "background_kill"
     FREEZE = "freeze"
     THAW = "thaw"
     STAT = "stat"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sandbox.guest.refusal import Refusal
+from sandbox.guest.scratch import Shelf
 from sandbox.wire import WORKSPACE, RefusalCode
 
 TYPE_CHECKING = False
@@ -14,7 +15,12 @@ if TYPE_CHECKING:
 
     Answer = tuple[dict[str, Any], bytes]
 
-KEPT_BYTES = 32 * 1024 * 1024
+KEPT_BYTES = 2 * 1024 * 1024
+"""Answers in memory; older ones go to the box's disk."""
+SHELVED_BYTES = 256 * 1024 * 1024
+"""Answers on disk; beyond it the oldest in memory are dropped, and only their keys stay known."""
+HEAD_BYTES = 1024
+"""What the head of an answer is taken for."""
 
 
 class Mark:
@@ -49,12 +55,14 @@ class Session:
 class Call:
     """A call that was claimed: running, answered, or answered and dropped."""
 
-    __slots__ = ("answer", "dropped", "mark", "waiters")
+    __slots__ = ("answer", "dropped", "mark", "shelved", "waiters")
 
     def __init__(self, mark: Mark, request_id: int) -> None:
         self.mark = mark
         self.waiters = [request_id]
         self.answer: Answer | None = None
+        self.shelved: tuple[int, int] | None = None
+        """Place and size of the answer's body on the shelf."""
         self.dropped = False
 
 
@@ -67,6 +75,7 @@ class Calls:
         self._calls: dict[str, Call] = {}
         self._kept: dict[str, int] = {}
         self._kept_bytes = 0
+        self._shelf = Shelf(SHELVED_BYTES)
 
     def session(self, name: str) -> Session:
         """The session, made when it is new."""
@@ -110,7 +119,7 @@ class Calls:
         if known.dropped:
             raise Refusal(RefusalCode.ANSWER_DROPPED, "the call ran; its answer is no longer kept")
         if known.answer is not None:
-            self._send(request_id, known.answer)
+            self._send(request_id, self._whole(known))
         else:
             known.waiters.append(request_id)
         return None
@@ -125,15 +134,34 @@ class Calls:
         if call.mark.step < session.step:
             self._forget(session, call)
             return
-        size = len(answer[1]) + 1024
-        self._kept[call.mark.key] = size
-        self._kept_bytes += size
-        while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+        self._kept[call.mark.key] = len(answer[1]) + HEAD_BYTES
+        self._kept_bytes += self._kept[call.mark.key]
+        while self._kept_bytes > KEPT_BYTES:
             oldest = next(iter(self._kept))
             self._kept_bytes -= self._kept.pop(oldest)
+            self._put_aside(self._calls[oldest])
+
+    def _put_aside(self, call: Call) -> None:
+        assert call.answer is not None
+        head, body = call.answer
+        place = self._shelf.put(body) if body else 0
+        if place < 0:
             # The key stays known, so that the call is not run again.
-            self._calls[oldest].dropped = True
-            self._calls[oldest].answer = ({}, b"")
+            call.dropped = True
+            call.answer = ({}, b"")
+            return
+        call.answer = (head, b"")
+        if body:
+            call.shelved = (place, len(body))
+
+    def _whole(self, call: Call) -> Answer:
+        assert call.answer is not None
+        if call.shelved is None:
+            return call.answer
+        try:
+            return call.answer[0], self._shelf.get(*call.shelved)
+        except OSError:
+            raise Refusal(RefusalCode.ANSWER_DROPPED, "the call ran; its answer cannot be read from the disk") from None
 
     def forget_waiters(self) -> None:
         """The link is gone, and with it every request that waited."""
@@ -145,3 +173,5 @@ class Calls:
         session.calls.pop(key, None)
         self._calls.pop(key, None)
         self._kept_bytes -= self._kept.pop(key, 0)
+        if call.shelved is not None:
+            self._shelf.drop()

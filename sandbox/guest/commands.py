@@ -13,6 +13,7 @@ from sandbox.guest.calls import Call, Session
 from sandbox.guest.capture import STREAM_NAMES, Capture
 from sandbox.guest.loop import Loop, Timer
 from sandbox.guest.processes import kill_marked, signal_marked
+from sandbox.guest.scratch import Ring
 from sandbox.guest.spawning import Ended
 from sandbox.wire import OUT_CHUNK_BYTES, STREAM_THRESHOLD_BYTES
 
@@ -32,18 +33,23 @@ KILL_AGAIN_S = 0.1
 
 
 class Output:
-    """The two pipes of a command: what is kept of them, and what is streamed to the host."""
+    """The two pipes of a command: what is kept of them, what is streamed to the host, what goes into a ring."""
 
-    def __init__(self, loop: Loop, keep_bytes: int, emit: Callable[[bytes], bool] | None) -> None:
+    def __init__(
+        self, loop: Loop, keep_bytes: int, emit: Callable[[bytes], bool] | None = None, stream_bytes: int = 0
+    ) -> None:
         self._loop = loop
         self._emit = emit
+        self._stream_room = stream_bytes
         self.captures = (Capture(keep_bytes), Capture(keep_bytes))
         self._fds: dict[int, Capture] = {}
         self._early: list[bytes] | None = [] if emit else None
         self._early_bytes = 0
         self._discarding = False
         self._paused = False
+        self._ring: Ring | None = None
         self.streamed = False
+        self.stream_cut = False
         self.complete = True
 
     def attach(self, out: int, err: int) -> None:
@@ -71,8 +77,12 @@ class Output:
             for fd in self._fds:
                 self._loop.change(fd, select.EPOLLIN)
 
+    def divert(self, ring: Ring) -> None:
+        """From now on put what is printed into the ring."""
+        self._ring = ring
+
     def drain(self) -> None:
-        """Take what is in the pipes now and keep no more; a later writer writes into nothing."""
+        """Take what is in the pipes now and keep no more; a later writer writes into the ring or into nothing."""
         for fd in list(self._fds):
             os.set_blocking(fd, False)
             taken = 0
@@ -104,6 +114,8 @@ class Output:
             data = b""
         if not data:
             self._end(fd)
+        elif self._ring is not None:
+            self._ring.add(data)
         elif not self._discarding:
             self._fds[fd].add(data)
             if self._emit is not None:
@@ -127,7 +139,11 @@ class Output:
             chunks = [data]
         assert self._emit is not None
         for chunk in chunks:
-            if not self._emit(chunk):
+            if len(chunk) > self._stream_room:
+                self.stream_cut = True
+                chunk = chunk[: self._stream_room]
+            self._stream_room -= len(chunk)
+            if chunk and not self._emit(chunk):
                 self.complete = False
 
 
@@ -146,9 +162,13 @@ class Command:
         self.timed_out = False
         self.cancelled = False
         self.killed_leftovers = False
+        self.stays = False
+        """It is to run in the background: its call does not wait for its end."""
+        self.text = b""
+        self.ring: Ring | None = None
         self.ended: Ended | None = None
         self.timer: Timer | None = None
-        self.frozen_left_s: float | None = None
+        self._frozen: tuple[float, Callable[[], None]] | None = None
         self._kill_until = 0.0
 
     def arm(self, loop: Loop, delay_s: float, callback: Callable[[], None]) -> None:
@@ -165,7 +185,14 @@ class Command:
     def freeze(self) -> None:
         """Let the time limit stand still."""
         if self.timer is not None and self.timer.callback is not None:
-            self.frozen_left_s = max(0.0, self.timer.due - time.monotonic())
+            self._frozen = (max(0.0, self.timer.due - time.monotonic()), self.timer.callback)
+        self.disarm()
+
+    def thaw(self, loop: Loop) -> None:
+        """Let the time limit go on."""
+        if self._frozen is not None:
+            self.arm(loop, *self._frozen)
+            self._frozen = None
 
     def terminate(self, loop: Loop, give_up: Callable[[], None]) -> None:
         """SIGTERM to the whole tree, SIGKILL after a grace time; `give_up` when even that is not seen to work."""
@@ -187,7 +214,9 @@ class Command:
             self.arm(loop, KILL_AGAIN_S, lambda: self._kill(loop, give_up))
 
     def take_cwd(self) -> None:
-        """Read the report of the shell and set the session's cwd by it."""
+        """Read the report of the shell, once, and set the session's cwd by it."""
+        if self.report_fd < 0:
+            return
         os.set_blocking(self.report_fd, False)
         try:
             text = os.read(self.report_fd, 8192)
@@ -199,21 +228,28 @@ class Command:
         if self.keeps_cwd and path.startswith(b"/") and len(path) <= 4096 and os.path.isdir(path):
             self.session.cwd = os.fsdecode(path)
 
-    def answer(self, left_running: list[int], oom_kills: int) -> Answer:
-        """What the host hears of it."""
-        status = self.ended.status if self.ended is not None else None
-        head: dict[str, Any] = {
+    def end(self) -> dict[str, int | None]:
+        """Exit code and signal of the command's own process; neither while its end was not seen."""
+        status = self.ended.status if self.ended is not None and not self.ended.what else None
+        return {
             "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+        }
+
+    def answer(self, left_running: list[int], oom_kills: int, background_id: str | None) -> Answer:
+        """What the host hears of it."""
+        head: dict[str, Any] = {
+            **self.end(),
             "timed_out": self.timed_out,
             "cancelled": self.cancelled,
             "oom_kills": oom_kills - self.oom_kills_before,
             "duration_ms": (time.monotonic() - self.started) * 1000,
             "cwd": self.session.cwd,
             "left_running": left_running[:100],
-            "leftover_id": self.call.mark.key if left_running else None,
+            "background_id": background_id,
             "killed_leftovers": self.killed_leftovers,
             "streamed": self.output.streamed,
+            "stream_cut": self.output.stream_cut,
             "spill_complete": self.output.complete,
         }
         body = b""

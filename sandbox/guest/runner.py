@@ -8,13 +8,23 @@ import os
 import signal
 from collections.abc import Callable
 
+from sandbox.guest.background import MAX_KNOWN, RING_BYTES, Backgrounds
 from sandbox.guest.calls import Call, Calls
 from sandbox.guest.commands import Command, Output, is_out_of_processes
 from sandbox.guest.loop import Loop
 from sandbox.guest.processes import MARKER_BASE, Kernel, kill_marked, marked_processes, signal_marked
 from sandbox.guest.refusal import Refusal, from_os_error
+from sandbox.guest.scratch import Ring
 from sandbox.guest.spawning import Ended, SpawnerLink
-from sandbox.wire import HOME, MAX_COMMAND_BYTES, MAX_KEEP_BYTES, WORKSPACE, Frame, RefusalCode
+from sandbox.wire import (
+    HOME,
+    MAX_COMMAND_BYTES,
+    MAX_KEEP_BYTES,
+    MAX_STREAM_BYTES,
+    WORKSPACE,
+    Frame,
+    RefusalCode,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+START_S = 0.1
+"""A command for the background that cannot start, or ends within this time, is answered as what it came to."""
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh", "/bin/ash", "/bin/busybox")
 # The text is an argument and is never changed; the trap reports the cwd on a descriptor of ours. Works in ash too.
 WRAPPER = "trap '{ pwd >&9; } 2>/dev/null' EXIT; eval \"$1\""
@@ -56,16 +68,23 @@ def find_shell() -> str:
 
 
 class Runner:
-    """All commands of the box, running ones and what ended ones left in the background."""
+    """All commands of the box: those whose call waits, and through `backgrounds` the others."""
 
-    def __init__(self, loop: Loop, spawner: SpawnerLink, calls: Calls, emit: Callable[[Call, bytes], bool]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        spawner: SpawnerLink,
+        calls: Calls,
+        backgrounds: Backgrounds,
+        emit: Callable[[Call, bytes], bool],
+    ) -> None:
         self._loop = loop
         self._spawner = spawner
         self._calls = calls
+        self._backgrounds = backgrounds
         self._emit = emit
         self._kernel = Kernel()
         self._running: dict[str, Command] = {}
-        self._leftovers: dict[str, Command] = {}
         self._last_marker = MARKER_BASE
         self._idle_tasks: int | None = None
         self._env = dict(_NONINTERACTIVE, PATH=DEFAULT_PATH)
@@ -93,14 +112,32 @@ class Runner:
             [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()],
             os.fsencode(cwd),
         )
-        keep_bytes = min(max(0, int(head["keep_bytes"])), MAX_KEEP_BYTES)
-        emit = (lambda data: self._emit(call, data)) if head["stream"] else None
-        self._last_marker += 1
-        command = Command(call, session, self._last_marker, Output(self._loop, keep_bytes, emit), head["argv"] is None)
+        command = self._command(call, frame)
         command.oom_kills_before = self._kernel.oom_kills()
         self._spawn(command, (argv, executables, *packed))
         self._running[call.mark.key] = command
-        command.arm(self._loop, int(head["timeout_ms"]) / 1000, lambda: self._expire(command))
+        if command.stays:
+            command.arm(self._loop, START_S, lambda: self._finish(command))
+        else:
+            command.arm(self._loop, int(head["timeout_ms"]) / 1000, lambda: self._expire(command))
+
+    def _command(self, call: Call, frame: Frame) -> Command:
+        head = frame.head
+        keep_bytes = min(max(0, int(head["keep_bytes"])), MAX_KEEP_BYTES)
+        stays = head.get("background") is True
+        if stays and self._backgrounds.is_full:
+            raise Refusal(RefusalCode.LIMIT, f"{MAX_KNOWN} commands run in the background already")
+        emit = (lambda data: self._emit(call, data)) if head["stream"] and not stays else None
+        output = Output(self._loop, keep_bytes, emit, int(head.get("stream_bytes", MAX_STREAM_BYTES)))
+        self._last_marker += 1
+        keeps_cwd = head["argv"] is None and not stays
+        command = Command(call, self._calls.session(call.mark.session), self._last_marker, output, keeps_cwd)
+        command.stays = stays
+        if stays:
+            command.ring = Ring(RING_BYTES)
+            output.divert(command.ring)
+        command.text = frame.body if head["argv"] is None else b" ".join(os.fsencode(text) for text in head["argv"])
+        return command
 
     def _argv(self, argv: list[str] | None, body: bytes) -> tuple[list[bytes], list[bytes]]:
         if argv is None:
@@ -147,6 +184,10 @@ class Runner:
     def _end(self, command: Command, ended: Ended, what: tuple[Any, ...]) -> None:
         """The command's own process ended, or could not be started."""
         if command.call.mark.key not in self._running:
+            # Its call was answered already: it is in the background, or its end was given up.
+            if command.ended is None:
+                command.ended = ended
+                command.take_cwd()
             return
         if ended.what:
             self._failed(command, ended, what)
@@ -161,7 +202,7 @@ class Runner:
     def _failed(self, command: Command, ended: Ended, what: tuple[Any, ...]) -> None:
         command.output.close()
         os.close(command.report_fd)
-        if is_out_of_processes(ended) and not command.killed_leftovers and self._kill_leftovers():
+        if is_out_of_processes(ended) and not command.killed_leftovers and self._backgrounds.kill_all():
             command.killed_leftovers = True
             try:
                 self._spawn(command, what)
@@ -181,24 +222,24 @@ class Runner:
         self._calls.finish(command.call, refusal.answer())
 
     def _finish(self, command: Command) -> None:
-        """Answer; what the command left running stays known."""
+        """Answer; what goes on running is a background command from now on."""
         command.disarm()
         self._running.pop(command.call.mark.key, None)
         left = self._left_running(command.marker)
-        if left:
-            self._leftovers[command.call.mark.key] = command
+        name = None
+        if left or command.stays:
+            name = self._backgrounds.add(command)
         else:
             command.output.close()
-        self._calls.finish(command.call, command.answer(left, self._kernel.oom_kills()))
+        self._calls.finish(command.call, command.answer(left, self._kernel.oom_kills(), name))
 
     def _left_running(self, marker: int) -> list[int]:
         """Processes of the marker; looked for only when the kernel counts more than when the box was idle."""
         tasks = self._kernel.task_count()
-        if tasks is not None and tasks == self._idle_tasks and not self._running and not self._leftovers:
+        if tasks is not None and tasks == self._idle_tasks and not self._running and not self._backgrounds.has_living:
             return []
         found, own_tasks = marked_processes()
-        for key in [key for key, command in self._leftovers.items() if command.marker not in found]:
-            self._leftovers.pop(key).output.close()
+        self._backgrounds.settle(found)
         self._idle_tasks = own_tasks
         return found.get(marker, [])
 
@@ -206,17 +247,9 @@ class Runner:
         """The number of our own processes changed (another relay)."""
         self._idle_tasks = None
 
-    def _kill_leftovers(self) -> bool:
-        leftovers = list(self._leftovers.values())
-        for command in leftovers:
-            kill_marked(command.marker)
-            command.output.close()
-        self._leftovers.clear()
-        return bool(leftovers)
-
     def _expire(self, command: Command) -> None:
         command.timed_out = True
-        command.terminate(self._loop, lambda: self._give_up(command))
+        command.terminate(self._loop, self._giving_up(command))
 
     def _give_up(self, command: Command) -> None:
         """The kernel does not show the end of the process: answer without it."""
@@ -228,17 +261,15 @@ class Runner:
         """End a running command or what it left; True when there was something to end."""
         running = self._running.get(key)
         if running is not None:
-            if not running.is_ending:
+            if self.is_frozen:
+                # What stands still may run no further instruction: its workspace may be another box's by now.
                 running.cancelled = True
-                running.terminate(self._loop, lambda: self._give_up(running))
+                kill_marked(running.marker)
+            elif not running.is_ending:
+                running.cancelled = True
+                running.terminate(self._loop, self._giving_up(running))
             return True
-        leftover = self._leftovers.pop(key, None)
-        if leftover is None:
-            return False
-        was_there = bool(signal_marked(leftover.marker, signal.SIGKILL))
-        kill_marked(leftover.marker)
-        leftover.output.close()
-        return was_there
+        return self._backgrounds.cancel(key)
 
     def freeze(self) -> None:
         """Stop every command; their time limits stand still."""
@@ -247,7 +278,6 @@ class Runner:
             self.is_frozen = True
             for command in self._running.values():
                 command.freeze()
-                command.disarm()
 
     def thaw(self) -> None:
         """Let every command go on."""
@@ -255,15 +285,13 @@ class Runner:
         if self.is_frozen:
             self.is_frozen = False
             for command in self._running.values():
-                if command.frozen_left_s is not None:
-                    self._rearm(command, command.frozen_left_s)
-                    command.frozen_left_s = None
+                if command.is_ending:
+                    command.terminate(self._loop, self._giving_up(command))
+                else:
+                    command.thaw(self._loop)
 
-    def _rearm(self, command: Command, left_s: float) -> None:
-        if command.is_ending:
-            command.terminate(self._loop, lambda: self._give_up(command))
-        else:
-            command.arm(self._loop, left_s, lambda: self._expire(command))
+    def _giving_up(self, command: Command) -> Callable[[], None]:
+        return lambda: self._give_up(command)
 
     def pause_output(self) -> None:
         """The host is behind: let streaming commands wait."""

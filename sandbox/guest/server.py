@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from sandbox.guest.background import Backgrounds
 from sandbox.guest.calls import Call, Calls, Mark
 from sandbox.guest.channel import Channel
 from sandbox.guest.files import Files
@@ -38,7 +39,8 @@ class Server:
         self._channel: Channel | None = None
         self._spawner = SpawnerLink(self._loop, spawner_fd)
         self._calls = Calls(self._answer)
-        self._runner = Runner(self._loop, self._spawner, self._calls, self._emit)
+        self._backgrounds = Backgrounds(self._loop, self._answer)
+        self._runner = Runner(self._loop, self._spawner, self._calls, self._backgrounds, self._emit)
         self._pool = Pool(self._loop)
         self._files = Files()
         self._last_frame = self._last_beat = time.monotonic()
@@ -48,6 +50,9 @@ class Server:
             Op.BEGIN_STEP: self._begin_step,
             Op.RUN: self._run,
             Op.CANCEL: self._cancel,
+            Op.BACKGROUND_READ: self._backgrounds.read,
+            Op.BACKGROUND_LIST: self._backgrounds.states,
+            Op.BACKGROUND_KILL: self._background_kill,
             Op.FREEZE: self._freeze,
             Op.THAW: self._thaw,
             Op.STAT: self._stat,
@@ -87,6 +92,7 @@ class Server:
         if self._channel is channel:
             self._channel = None
         self._calls.forget_waiters()
+        self._backgrounds.forget_waiters()
         self._runner.link_lost()
 
     def _answer(self, request_id: int, answer: Answer) -> None:
@@ -167,6 +173,11 @@ class Server:
 
     def _cancel(self, request_id: int, frame: Frame) -> None:
         self._answer(request_id, ({"found": self._runner.cancel(str(frame.head["key"]))}, b""))
+
+    def _background_kill(self, request_id: int, frame: Frame) -> None:
+        if self._runner.is_frozen:
+            raise Refusal(RefusalCode.FROZEN, "commands of this box stand still")
+        self._backgrounds.kill(request_id, frame)
 
     def _freeze(self, request_id: int, _: Frame) -> None:
         self._runner.freeze()

@@ -33,7 +33,7 @@ RAN: dict[str, Any] = {
     "duration_ms": 1.0,
     "cwd": "/workspace",
     "left_running": [],
-    "leftover_id": None,
+    "background_id": None,
     "killed_leftovers": False,
     "streamed": False,
     "spill_complete": True,

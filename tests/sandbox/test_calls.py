@@ -80,13 +80,31 @@ def test_a_takeover_can_fetch_the_answers_of_the_step_it_repeats() -> None:
     assert sent[-1] == (2, ({}, b"x"))
 
 
-def test_too_many_bytes_drop_the_oldest_answer_but_not_the_memory_that_it_ran() -> None:
-    calls = Calls(Sent())
+def fill(calls: Calls) -> None:
+    """Five answers, a quarter more than the memory holds."""
     for number in range(5):
         call = calls.claim(mark(f"k{number}"), number)
         assert call is not None
-        calls.finish(call, ({}, bytes(KEPT_BYTES // 4)))
-    assert code_of(calls, mark("k0")) is RefusalCode.ANSWER_DROPPED
+        calls.finish(call, ({"n": number}, bytes([number]) * (KEPT_BYTES // 4)))
+
+
+def test_answers_beyond_the_memory_are_on_the_disk() -> None:
+    sent = Sent()
+    calls = Calls(sent)
+    fill(calls)
+    for number in range(5):
+        assert calls.claim(mark(f"k{number}", join=True), 10 + number) is None
+        assert sent[-1] == (10 + number, ({"n": number}, bytes([number]) * (KEPT_BYTES // 4)))
+    calls.begin_step("s", 1, 1)
+    assert code_of(calls, mark("k0", join=True)) is RefusalCode.UNKNOWN_CALL
+
+
+def test_too_many_bytes_drop_answers_but_not_the_memory_that_the_calls_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.guest.calls.SHELVED_BYTES", KEPT_BYTES // 4)
+    calls = Calls(Sent())
+    fill(calls)
+    assert code_of(calls, mark("k1")) is RefusalCode.ANSWER_DROPPED
+    assert calls.claim(mark("k0"), 8) is None
     assert calls.claim(mark("k4"), 9) is None
 
 

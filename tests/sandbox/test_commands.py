@@ -92,23 +92,23 @@ def test_a_background_process_does_not_hold_the_call_and_is_listed(run: Run, box
     assert answer.stdout.head == b"hi\n"
     assert answer.duration_ms < 5000
     assert len(answer.left_running) == 1
-    assert answer.leftover_id is not None
-    assert box.cancel(answer.leftover_id)
-    assert not box.cancel(answer.leftover_id)
+    assert answer.background_id is not None
+    assert box.kill_background("s", answer.background_id).was_killed
     assert run(f"kill -0 {answer.left_running[0]}").exit_code == 1
 
 
 def test_a_background_process_without_our_pipes_is_listed_too(run: Run, box: Box) -> None:
     answer = run("setsid sleep 100 </dev/null >/dev/null 2>&1 9>&- & exit 0")
     assert len(answer.left_running) == 1
-    assert box.cancel(str(answer.leftover_id))
+    assert not box.kill_background("s", str(answer.background_id)).is_running
 
 
-def test_what_a_background_process_prints_later_does_not_kill_it(run: Run, box: Box) -> None:
-    answer = run("(while [ ! -e go ]; do sleep 0.01; done; head -c 300000 /dev/zero; touch alive) & echo started")
-    assert run("touch go; for i in $(seq 500); do [ -e alive ] && break; sleep 0.01; done; ls alive").exit_code == 0
-    run("rm -f go alive")
-    box.cancel(str(answer.leftover_id))
+def test_the_cancel_of_a_call_ends_what_it_left_running(run: Run, box: Box, mark: Callable[..., CallMark]) -> None:
+    given = mark()
+    answer = run("sleep 100 &", mark=given)
+    assert box.cancel(given.key)
+    assert not box.cancel(given.key)
+    assert run(f"kill -0 {answer.left_running[0]}").exit_code == 1
 
 
 def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(run: Run) -> None:

@@ -13,7 +13,7 @@ from sandbox.wire import Frame
 
 NAMES = [
     "path", "version", "first_line", "last_line", "total_lines", "partial", "line_cut", "exit_code", "signal",
-    "timed_out", "cancelled", "oom_kills", "duration_ms", "cwd", "left_running", "leftover_id", "killed_leftovers",
+    "timed_out", "cancelled", "oom_kills", "duration_ms", "cwd", "left_running", "background_id", "killed_leftovers",
     "streamed", "spill_complete", "stdout", "stderr", "head", "tail", "bytes", "lines", "dropped", "dev", "ino", "size",
     "mtime_ns", "ctime_ns", "sha256", "kind", "created", "replacements", "diff_cut", "refused", "message", "facts",
     "protocol", "python", "machine", "shell", "uid", "gid", "frozen", "pids",

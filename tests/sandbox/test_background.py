@@ -1,0 +1,241 @@
+"""Background commands in real boxes: started, read by offset, ended, and what foreground commands leave running."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from sandbox.box import Box
+from sandbox.engine import DockerEngine
+from sandbox.errors import GuestRefused, RefusalCode
+from sandbox.guest.background import MAX_KNOWN, RING_BYTES
+from sandbox.requests import Background, BackgroundOutput, CallMark, RunAnswer
+from sandbox.spec import BoxSpec, Limits
+
+pytestmark = pytest.mark.docker
+
+Run = Callable[..., RunAnswer]
+MIB = 1024 * 1024
+FILL_PROCESS_TABLE = """exec python3 -c '
+import subprocess, time
+while True:
+    try:
+        subprocess.Popen(["sleep", "1000"])
+    except OSError:
+        time.sleep(0.01)
+'"""
+TICK = "for i in $(seq 1000); do [ -e {} ] && break; sleep 0.01; done"
+"""Waits for a file, at most ten seconds."""
+
+
+def output_of(box: Box, name: str, offset: int = 0, max_bytes: int = MIB, session: str = "s") -> BackgroundOutput:
+    return box.background_output(session, name, offset, max_bytes)
+
+
+def end_of(box: Box, name: str, run: Run) -> Background:
+    """The state of a background command once it is over, looked at a thousand times at most."""
+    for _ in range(1000):
+        state = output_of(box, name).state
+        if not state.is_running:
+            return state
+        run("sleep 0.01")
+    raise AssertionError(f"{name} goes on: {state}")
+
+
+def started(run: Run, command: str, **fields: object) -> str:
+    answer = run(command, background=True, **fields)
+    assert answer.background_id is not None
+    return answer.background_id
+
+
+def code_of(act: Callable[[], object]) -> RefusalCode:
+    with pytest.raises(GuestRefused) as refused:
+        act()
+    return refused.value.code
+
+
+def test_it_is_answered_while_it_runs_and_read_by_offset(run: Run, box: Box) -> None:
+    answer = run(f"rm -f go; echo one; {TICK.format('go')}; echo two >&2; exit 3", background=True, timeout_ms=1)
+    assert (answer.exit_code, answer.signal, answer.timed_out) == (None, None, False)
+    name = str(answer.background_id)
+    first = output_of(box, name)
+    assert (first.start, first.data, first.state.is_running) == (0, b"one\n", True)
+    assert first.state.pids[0] == answer.left_running[0]
+    run("touch go")
+    ended = end_of(box, name, run)
+    assert (ended.exit_code, ended.signal, ended.was_killed, ended.total_bytes) == (3, None, False, 8)
+    assert output_of(box, name, 4).data == b"two\n"
+    assert output_of(box, name, 4).data == b"two\n"
+    assert output_of(box, name, 0, max_bytes=3).data == b"one"
+    assert output_of(box, name, 99).start == 8
+
+
+def test_what_ends_at_once_is_told_with_its_answer(run: Run, box: Box) -> None:
+    answer = run("echo quick; exit 4", background=True)
+    assert answer.exit_code == 4
+    assert output_of(box, str(answer.background_id)).data == b"quick\n"
+
+
+def test_what_cannot_start_is_refused(run: Run) -> None:
+    assert code_of(lambda: run("true", background=True, cwd="/no/such/place")) is RefusalCode.NOT_FOUND
+
+
+def test_the_same_call_starts_it_once(run: Run, box: Box, mark: Callable[..., CallMark]) -> None:
+    given = mark()
+    first = run("rm -f n; echo x >> n; sleep 100", background=True, mark=given)
+    again = run("rm -f n; echo x >> n; sleep 100", background=True, mark=given)
+    assert first.background_id == again.background_id
+    assert run("cat n").stdout.head == b"x\n"
+    box.kill_background("s", str(first.background_id))
+
+
+def test_the_cwd_of_the_session_is_its_own(run: Run, box: Box) -> None:
+    run("mkdir -p sub")
+    name = started(run, "cd sub; pwd")
+    assert output_of(box, name).data == b"/workspace/sub\n"
+    assert run("pwd").stdout.head == b"/workspace\n"
+
+
+def test_kill_ends_the_whole_tree_and_the_deaf(run: Run, box: Box) -> None:
+    name = started(
+        run, "trap '' TERM; setsid sh -c 'sleep 211 & sleep 212' & (sleep 213 &); echo up; sleep 214; sleep 215"
+    )
+    state = box.kill_background("s", name)
+    assert (state.is_running, state.was_killed, state.pids) == (False, True, ())
+    assert run("ps -ef | grep -c '[s]leep 21'").stdout.head == b"0\n"
+    assert output_of(box, name).data.startswith(b"up\n")
+    assert box.kill_background("s", name) == Background(
+        **{**vars(state), "age_ms": pytest.approx(state.age_ms, abs=1e5)}
+    )
+
+
+def test_kill_lets_a_command_clean_up(run: Run, box: Box) -> None:
+    name = started(run, "trap 'echo bye; exit 0' TERM; while :; do sleep 0.01; done")
+    state = box.kill_background("s", name)
+    assert state.exit_code == 0
+    assert output_of(box, name).data.endswith(b"bye\n")
+
+
+def test_what_a_foreground_command_left_is_a_background_command(run: Run, box: Box) -> None:
+    answer = run(f"rm -f go; ({TICK.format('go')}; echo later; echo err >&2; head -c 300000 /dev/zero) & echo now")
+    assert (answer.stdout.head, answer.exit_code) == (b"now\n", 0)
+    name = str(answer.background_id)
+    assert output_of(box, name).state.is_running
+    run("touch go")
+    state = end_of(box, name, run)
+    assert (state.exit_code, state.total_bytes) == (0, 300_010)
+    assert output_of(box, name).data.replace(b"\0", b"") == b"later\nerr\n"
+
+
+def test_an_unknown_name_and_another_sessions_are_refused(run: Run, box: Box) -> None:
+    name = started(run, "sleep 100", session="theirs")
+    for ask in (
+        lambda: output_of(box, "bg0"),
+        lambda: output_of(box, name),
+        lambda: box.kill_background("s", name),
+    ):
+        assert code_of(ask) is RefusalCode.NOT_FOUND
+    assert [one.background_id for one in box.backgrounds("theirs")] == [name]
+    assert name in [one.background_id for one in box.backgrounds(None)]
+    assert name not in [one.background_id for one in box.backgrounds("s")]
+    assert box.backgrounds("theirs")[0].command == "sleep 100"
+    box.kill_background("theirs", name)
+
+
+def test_of_much_output_the_last_16_mib_are_kept_and_the_guest_stays_small(
+    fresh_box: Callable[..., Box], shell: Callable[[Box], Run]
+) -> None:
+    box = fresh_box()
+    count = 40 * MIB
+    run = shell(box)
+    name = started(run, f"seq -w 99999999 | head -c {count}")
+    state = end_of(box, name, run)
+    assert (state.total_bytes, state.first_byte) == (count, count - RING_BYTES)
+    whole = b"".join(b"%08d\n" % n for n in range(1, count // 9 + 2))[:count]
+    piece = output_of(box, name, 0)
+    assert piece.start == count - RING_BYTES
+    assert piece.data == whole[piece.start : piece.start + MIB]
+    assert output_of(box, name, count - 9).data == whole[-9:]
+    memory = run("for p in /proc/[0-9]*; do grep -q guest.pyc $p/cmdline && grep VmRSS $p/status; done").stdout.text()
+    assert max(int(line.split()[1]) for line in memory.splitlines()) < 25_000
+
+
+def test_an_image_without_places_for_temporary_files_will_do(
+    fresh_box: Callable[..., Box], shell: Callable[[Box], Run]
+) -> None:
+    box = fresh_box(0)
+    run = shell(box)
+    assert run("rm -rf /var/tmp /tmp; ls -d /var/tmp /tmp").exit_code == 2
+    assert output_of(box, started(run, "echo kept")).data == b"kept\n"
+
+
+def test_as_many_as_may_be_and_no_more(fresh_box: Callable[..., Box], shell: Callable[[Box], Run]) -> None:
+    box = fresh_box()
+    run = shell(box)
+    for _ in range(MAX_KNOWN):
+        run("sleep 100 &")
+    assert code_of(lambda: run("sleep 100", background=True)) is RefusalCode.LIMIT
+    one_more = run("(sleep 100; echo) & true")
+    assert one_more.background_id is not None
+    names = [one.background_id for one in box.backgrounds("s")]
+    assert len(names) == MAX_KNOWN + 1
+    box.kill_background("s", names[0])
+    box.kill_background("s", names[1])
+    assert started(run, "sleep 100") == f"bg{MAX_KNOWN + 2}"
+    assert names[0] not in [one.background_id for one in box.backgrounds("s")]
+
+
+def test_freeze_and_thaw_hold_for_background_commands(run: Run, box: Box) -> None:
+    name = started(run, "while :; do echo; sleep 0.01; done")
+    box.freeze()
+    before = output_of(box, name)
+    assert before.state.is_running
+    assert code_of(lambda: box.kill_background("s", name)) is RefusalCode.FROZEN
+    threading.Event().wait(0.2)
+    assert output_of(box, name).state.total_bytes == before.state.total_bytes
+    box.thaw()
+    for _ in range(1000):
+        if output_of(box, name).state.total_bytes > before.state.total_bytes:
+            break
+    else:
+        raise AssertionError("it does not go on")
+    box.kill_background("s", name)
+
+
+def test_a_broken_link_neither_ends_nor_repeats_it(run: Run, box: Box) -> None:
+    name = started(run, "echo before; sleep 100")
+    assert box._link is not None
+    box._link.close()
+    assert output_of(box, name).data == b"before\n"
+    killers = [threading.Thread(target=lambda: box.kill_background("s", name)) for _ in range(3)]
+    for killer in killers:
+        killer.start()
+    with suppress(AttributeError):
+        box._link.close()
+    for killer in killers:
+        killer.join(20)
+    assert not output_of(box, name).state.is_running
+
+
+def test_a_restarted_worker_finds_them(
+    make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], shell: Callable[[Box], Run]
+) -> None:
+    first = make_engine("adopting")
+    box = first.start(make_spec(), "s", 1)
+    name = started(shell(box), "echo kept; sleep 100")
+    first.close()
+    [(_, adopted)] = make_engine("adopting", first._settings.records_dir).adopt()
+    assert output_of(adopted, name).data == b"kept\n"
+    assert adopted.kill_background("s", name).was_killed
+    adopted.close()
+
+
+def test_room_for_processes_is_made_at_their_cost(
+    fresh_box: Callable[..., Box], shell: Callable[[Box], Run], until: Callable[..., None]
+) -> None:
+    box = fresh_box(limits=Limits(pids=60))
+    run = shell(box)
+    name = started(run, FILL_PROCESS_TABLE)
+    until(lambda: run("echo next").killed_leftovers, "the table was full once")
+    assert end_of(box, name, run).was_killed
