@@ -62,11 +62,18 @@ def read_signature(function: Callable[..., object], name: str) -> Signature:
         fields[field] = (hint, _field(parameter, hint, words.get(parameter.name, ""), name))
         names[field] = parameter.name
     return Signature(
-        description=" ".join((documented.short_description or "").split()),
+        description=_first_paragraph(documented),
         parameters=_model(name, fields),
         fields=names,
         context=context,
     )
+
+
+def _first_paragraph(documented: docstring_parser.Docstring) -> str:
+    first = documented.short_description or ""
+    if not documented.blank_after_short_description:
+        first += " " + (documented.long_description or "").split("\n\n", 1)[0]
+    return " ".join(first.split())
 
 
 def _hints(function: Callable[..., object], name: str) -> dict[str, Any]:
