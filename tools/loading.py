@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from pydantic.errors import PydanticUserError
-
 from tools.base import AnyTool, Tool
 from tools.own import NAME
 from tools.registry import Registry, builtin_registry
@@ -82,6 +80,8 @@ def _files(path: Path) -> list[Path]:
         return sorted(file for file in path.glob("*.py") if not file.name.startswith("_"))
     if not path.is_file():
         raise ToolsUnusable(f"{path}: there is no such file")
+    if ":" in str(path):
+        raise ToolsUnusable(f"{path}: a colon in the path parts it in SANDHOG_TOOLS; move the file")
     return [path]
 
 
@@ -90,7 +90,7 @@ def _from_packages() -> Iterator[_Source]:
         name = f"entry point {entry.name} ({entry.value})"
         try:
             found = entry.load()
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise ToolsUnusable(f"{name}: {_words(exc)}") from exc
         module = found if isinstance(found, ModuleType) else inspect.getmodule(found)
         # A tool object's class knows its module, a list does not.
@@ -119,7 +119,7 @@ def _from_file(path: Path) -> _Source:
     try:
         # What is run is what is hashed, and no bytecode is left beside the file.
         exec(compile(content, str(path), "exec"), module.__dict__)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         del sys.modules[name]
         raise ToolsUnusable(f"{path}: {_words(exc)}{_line_of(exc, path)}") from exc
     return _Source(str(path), _tools_of(module, str(path)), content)
@@ -128,12 +128,9 @@ def _from_file(path: Path) -> _Source:
 def _tools_of(found: object, name: str) -> tuple[AnyTool, ...]:
     """Return the tools that an object is or holds: a tool, a Tool class, a list of both, or a module's own."""
     if isinstance(found, ModuleType):
-        listed = getattr(found, "TOOLS", None)
-        candidates = (
-            listed if listed is not None else [value for value in vars(found).values() if _is_own(value, found)]
-        )
-    else:
-        candidates = found if isinstance(found, Iterable) else [found]
+        own = [value for value in vars(found).values() if _is_own(value, found)]
+        found = getattr(found, "TOOLS", own)
+    candidates = found if isinstance(found, Iterable) else [found]
     tools = tuple(_checked(candidate, name) for candidate in candidates)
     if not tools:
         raise ToolsUnusable(f"{name}: it holds no tool: decorate a function with @tool or define a Tool class")
@@ -160,7 +157,9 @@ def _checked(candidate: object, name: str) -> AnyTool:
         if tool.runs_on not in {"box", "worker"}:
             raise ToolsUnusable(f"{name}: {tool.name}: runs_on is box or worker, not {tool.runs_on!r}")
         function_schema(tool)
-    except (PydanticUserError, AttributeError, TypeError, RecursionError) as exc:
+    except ToolsUnusable:
+        raise
+    except Exception as exc:
         raise ToolsUnusable(f"{name}: {candidate!r:.80} cannot be used: {_words(exc)}") from exc
     return tool
 
