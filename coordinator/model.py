@@ -78,6 +78,8 @@ class ModelSettings:
     """Fields added to every request's body: temperature, max_tokens, reasoning_effort, an endpoint's own."""
     extra_headers: Mapping[str, str] = field(default_factory=dict)
     """Headers added to every request."""
+    strict_tools: bool = False
+    """Whether the endpoint decodes by the tools' schemas and gets their strict rendering."""
 
     @classmethod
     def from_environment(cls, model: str | None, environment: Mapping[str, str]) -> "ModelSettings":

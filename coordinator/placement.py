@@ -31,6 +31,8 @@ _Outcome = TypeVar("_Outcome", PrepareOutcome, FinishOutcome)
 
 NODE_WAIT_S = 60.0
 """How long a cluster without any live node is waited for."""
+TOOLS_WAIT_S = 5.0
+"""How long nodes that all have other own tools are waited for to change."""
 POLL_S = 0.05
 TICK_S = 0.5
 GONE_S = 45.0
@@ -49,12 +51,14 @@ class Placement:
         reader: ReplyReader,
         dispatcher: Dispatcher,
         watch: Watch,
+        tools: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._reader = reader
         self._dispatcher = dispatcher
         self._watch = watch
+        self._tools = tools
         self._clock = clock
 
     async def place(self, session: str) -> NodeLife:
@@ -63,12 +67,16 @@ class Placement:
         Broken off, it may leave a place taken: `withdraw` gives it back.
 
         Raises:
-            NoBox: no node has been alive, or Redis has not answered, for a minute.
+            NoBox: all nodes have other own tools than the session; or no node has been alive, or Redis has not
+                answered, for a minute.
         """
         nobody_since, away = self._clock(), ""
         while True:
             try:
-                views = [view for view in await self._store.nodes() if view.is_leased and view.life.state == "ready"]
+                ready = [view for view in await self._store.nodes() if view.is_leased and view.life.state == "ready"]
+                views = [view for view in ready if self._tools in ("", view.life.tools)]
+                if ready and not views and self._clock() - nobody_since > TOOLS_WAIT_S:
+                    raise NoBox(_other_tools([view.life for view in ready]))
                 for view in views:
                     if await self._store.take_place(view.life, session):
                         self._watch.follow(view.life.node, view.life.incarnation)
@@ -167,3 +175,11 @@ def _read(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:
 
 def _why(asked: Reply | str) -> str:
     return asked if isinstance(asked, str) else asked.error or "its reply cannot be read"
+
+
+def _other_tools(nodes: list[NodeLife]) -> str:
+    named = ", ".join(f"{node.node} has {'others' if node.tools else 'none'}" for node in nodes)
+    return (
+        f"No worker has the own tools of this session ({named}). Start one with SANDHOG_TOOLS naming the same files, "
+        "with the same content, or leave the tools out."
+    )

@@ -27,6 +27,7 @@ from worker.contract import keys, scripts
 from worker.contract.orders import CallOrder, CallOutcome, CutNote, Fate
 from worker.contract.scripts import ClaimVerdict
 from worker.gates.gate import GateCall, Handler
+from worker.own_tools import OwnTools
 from worker.patience import patiently
 from worker.spill import SpillFile
 
@@ -53,6 +54,7 @@ class Calls:
         client: redis.Redis,
         registry: Registry,
         boxes: Boxes,
+        own: OwnTools,
         gates: Handler,
         spill_dir: Callable[[CallOrder], SpillFile],
         incarnation: str,
@@ -62,6 +64,7 @@ class Calls:
         self._claim = client.register_script(scripts.CLAIM)
         self._registry = registry
         self._boxes = boxes
+        self._own = own
         self._gates = gates
         self._spill = spill_dir
         self._incarnation = incarnation
@@ -113,6 +116,7 @@ class Calls:
             for call_key in call_keys:
                 self._cancelled[call_key] = None
             _trim(self._cancelled)
+        self._own.cancel(call_keys)
         for call_key in call_keys:
             box = self._boxes.running_box(call_key.split(":", 1)[0])
             if box is not None:

@@ -19,7 +19,7 @@ from redis.retry import Retry
 from sandbox import guest_folder
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.errors import SandboxError
-from tools.registry import builtin_registry
+from tools.loading import LoadedTools, ToolsUnusable, load_tools
 from worker import tasks
 from worker.app import create_app
 from worker.boxes import Boxes
@@ -33,6 +33,8 @@ from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
 from worker.node import Lease, watch_owner
+from worker.own_secrets import Secrets
+from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
 from worker.spill import SpillFile
 
@@ -53,8 +55,9 @@ def run_node(settings: NodeSettings) -> None:
     """Run a node until its owner ends or a signal comes; its boxes end with it.
 
     Raises:
-        NodeMisconfigured: Redis, the engine or the volume cannot be used; the message says what to do.
+        NodeMisconfigured: Redis, the engine, the volume or the own tools cannot be used; the message says what to do.
     """
+    loaded = _load_tools(settings)
     client = _reach_redis(settings.redis_url)
     engine = _reach_engine(settings)
     boxes = Boxes(engine, settings.dead_man_s)
@@ -64,13 +67,15 @@ def run_node(settings: NodeSettings) -> None:
         places=settings.places,
         lanes=settings.lane_count,
         pid=os.getpid(),
+        tools=loaded.digest,
     )
-    worker = _celery_worker(settings, _calls(settings, client, boxes, life.incarnation), boxes)
+    own = _own_tools(settings, loaded)
+    worker = _celery_worker(settings, _calls(settings, client, boxes, own, life.incarnation), boxes)
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
     lease = Lease(client, life)
-    end = _End(boxes, client, settings.run_dir if settings.owner_fd is not None else None)
+    end = _End(boxes, own, client, settings.run_dir if settings.owner_fd is not None else None)
     if settings.owner_fd is not None:
         watch_owner(settings.owner_fd, end.by_owner)
     lease.start()
@@ -88,14 +93,31 @@ def run_node(settings: NodeSettings) -> None:
         end.close()
 
 
-def _calls(settings: NodeSettings, client: redis.Redis, boxes: Boxes, incarnation: str) -> Calls:
+def _load_tools(settings: NodeSettings) -> LoadedTools:
+    try:
+        return load_tools(settings.tool_paths)
+    except ToolsUnusable as exc:
+        raise NodeMisconfigured(f"The tools of SANDHOG_TOOLS cannot be loaded: {exc}") from exc
+
+
+def _own_tools(settings: NodeSettings, loaded: LoadedTools) -> OwnTools:
+    own = OwnTools(loaded, Secrets(settings.secrets_dir), settings.scratch_dir)
+    try:
+        own.sweep()
+    except OSError as exc:
+        raise NodeMisconfigured(f"{settings.scratch_dir} cannot be cleared: {exc}") from exc
+    return own
+
+
+def _calls(settings: NodeSettings, client: redis.Redis, boxes: Boxes, own: OwnTools, incarnation: str) -> Calls:
     seen = ReadMetadata(client)
     breaker = BreakerGate(client, settings.node, settings.breaker)
     return Calls(
         client=client,
-        registry=builtin_registry(),
+        registry=own.registry,
         boxes=boxes,
-        gates=in_row([PermissionGate(client), LockGate(seen), breaker], RunGate(boxes)),
+        own=own,
+        gates=in_row([PermissionGate(client, own.registry), LockGate(seen), breaker], RunGate(boxes, own)),
         spill_dir=_spill_of,
         incarnation=incarnation,
         on_cut=seen.narrow,
@@ -121,8 +143,9 @@ def _celery_worker(settings: NodeSettings, calls: Calls, boxes: Boxes) -> Any:
 class _End:
     """Closes what the node owns exactly once, whoever asks first: the owner's watcher or the main thread."""
 
-    def __init__(self, boxes: Boxes, client: redis.Redis, run_dir: Path | None) -> None:
+    def __init__(self, boxes: Boxes, own: OwnTools, client: redis.Redis, run_dir: Path | None) -> None:
         self._boxes = boxes
+        self._own = own
         self._redis = client
         self._run_dir = run_dir
         self._once = threading.Lock()
@@ -145,11 +168,15 @@ class _End:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """End the boxes."""
+        """End the calls of own tools, and the boxes."""
         with self._once:
             if self._closed:
                 return
             self._closed = True
+            try:
+                self._own.close()
+            except OSError as exc:
+                log.warning("the own tools' directory was left", extra={"error": str(exc)})
             self._boxes.close()
 
 

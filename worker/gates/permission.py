@@ -9,6 +9,7 @@ import redis
 from tools.base import ErrorCode, ToolResult
 from tools.permission import Policy as ToolPolicy
 from tools.permission import Terms, decide
+from tools.registry import Registry
 from tools.verdict import Decision
 from worker.contract import keys
 from worker.gates.gate import GateCall, Handler
@@ -16,10 +17,16 @@ from worker.patience import patiently
 
 
 class PermissionGate:
-    """Denies what the policy denies and what nobody granted."""
+    """Denies what the policy denies and what nobody granted.
 
-    def __init__(self, client: redis.Redis) -> None:
+    Args:
+        client: Redis with the grants.
+        known: The node's tools; None means the built-in ones.
+    """
+
+    def __init__(self, client: redis.Redis, known: Registry | None = None) -> None:
         self._redis = client
+        self._known = known
 
     def __call__(self, call: GateCall, following: Handler) -> ToolResult:
         """Return a PERMISSION_DENIED result, or what follows."""
@@ -27,7 +34,7 @@ class PermissionGate:
         # A join's call passed this gate when it was started, and used its grant up then.
         if call.joining:
             return following(call)
-        verdict = decide(order.tool, order.arguments, Terms(ToolPolicy(order.policy.value)))
+        verdict = decide(order.tool, order.arguments, Terms(ToolPolicy(order.policy.value)), self._known)
         if verdict.decision is Decision.ALLOW:
             return following(call)
         if verdict.decision is Decision.ASK and self._use_grant(call):

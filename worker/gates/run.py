@@ -1,4 +1,9 @@
-"""The last gate: runs the tool in the session's box and turns every failure into a result, once."""
+"""The last gate: runs the tool in the session's box, or in a process of its own, and turns every failure into a
+result, once.
+
+What a tool hands back is checked, cut loose from it and capped: a tool of a user's may raise anything, return
+anything, or never return.
+"""
 
 import logging
 import time
@@ -7,28 +12,39 @@ from sandbox.box import Box
 from sandbox.errors import BoxLost
 from sandbox.requests import CallMark
 from tools.base import ErrorCode, RunContext, ToolFailure, ToolResult
+from tools.sealing import sealed
 from worker.boxes import Boxes
 from worker.errors import BoxUnavailable
+from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
+from worker.own_tools import MAY_HAVE_RUN, OwnTools
 
 log = logging.getLogger(__name__)
+
+GRACE_S = 25.0
+"""Beyond a call's own limit: above what the box's link takes for it, below what the coordinator waits."""
 
 
 class RunGate:
     """Runs calls; never raises."""
 
-    def __init__(self, boxes: Boxes) -> None:
+    def __init__(self, boxes: Boxes, own: OwnTools, *, grace_s: float = GRACE_S) -> None:
         self._boxes = boxes
+        self._own = own
+        self._grace_s = grace_s
 
     def __call__(self, call: GateCall) -> ToolResult:
         """Return the tool's result, or the error that stands for what happened."""
         started = time.monotonic()
         try:
-            result = _checked(self._run(call))
+            result = sealed(self._run(call), call.order.tool)
         except BoxUnavailable as exc:
             result = ToolResult.failure(ErrorCode.BOX_LOST, f"The sandbox could not be started: {exc}")
         except ToolFailure as exc:
-            result = ToolResult.failure(exc.code, exc.message)
+            result = _failed(exc, call.order.tool)
+        except Overdue as exc:
+            log.error("a tool did not return; its thread is left", extra={"call_id": str(call.order.key)})
+            result = ToolResult.failure(ErrorCode.TIMEOUT, f"{exc}. {MAY_HAVE_RUN}")
         except Exception:
             # A bug of ours or of a user's tool: the model gets a typed error, the log gets the trace.
             log.exception("a tool raised", extra={"call_id": str(call.order.key), "tool": call.order.tool})
@@ -38,14 +54,19 @@ class RunGate:
         return result.timed((time.monotonic() - started) * 1000).with_arguments(call.order.arguments)
 
     def _run(self, call: GateCall) -> ToolResult:
-        order = call.order
+        order, tool = call.order, call.tool
+        if tool.runs_on == "worker":
+            return self._own.run(call, None)
         box = self._boxes.running_box(order.key.session) if call.joining else self._boxes.box_for(order.box)
         if box is None:
             return ToolResult.failure(
                 ErrorCode.OUTCOME_UNKNOWN, "The sandbox this call was sent to is gone; the call may have run."
             )
         try:
-            return call.tool.run(call.arguments, self._context(call, box))
+            if tool.has_own_process:
+                return self._own.run(call, box)
+            limit_s = tool.timeout_s(call.arguments) + self._grace_s
+            return within(limit_s, lambda: tool.run(call.arguments, self._context(call, box)), order.tool)
         except BoxLost as exc:
             self._boxes.lost(order.key.session, box, exc)
             return ToolResult.failure(
@@ -64,15 +85,20 @@ class RunGate:
             step=key.step,
             join=call.joining,
         )
-        return RunContext(box=box, mark=mark, principal=call.order.principal, spill=call.spill, seen=call.seen)
+        return RunContext(
+            box=box,
+            mark=mark,
+            principal=call.order.principal,
+            attributes=call.order.attributes,
+            spill=call.spill,
+            seen=call.seen,
+        )
 
 
-def _checked(result: object) -> ToolResult:
-    """Return what a tool returned.
-
-    Raises:
-        TypeError: it is no ToolResult: a user's tool may return anything.
-    """
-    if not isinstance(result, ToolResult):
-        raise TypeError(f"a tool returned {type(result).__name__}, not a ToolResult")
-    return result
+def _failed(failure: ToolFailure, tool: str) -> ToolResult:
+    """Return the result that stands for a failure, also for one whose words or code are none."""
+    try:
+        return sealed(ToolResult.failure(failure.code, failure.message), tool)
+    except (ToolFailure, ValueError, TypeError, AttributeError):
+        words = f"{tool} failed, and its words cannot be shown. This is a fault of the tool."
+        return ToolResult.failure(ErrorCode.INTERNAL_ERROR, words)

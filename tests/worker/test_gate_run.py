@@ -1,0 +1,190 @@
+"""The last gate: whatever a tool does, there is one typed result, and it is sound."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import JsonValue
+
+from sandbox.box import Box
+from sandbox.engine import DockerEngine
+from sandbox.errors import BoxLost, LossReason
+from tools.base import AnyTool, ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
+from tools.loading import load_tools
+from worker.boxes import Boxes
+from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.gates.deadline import Overdue, within
+from worker.gates.gate import GateCall
+from worker.gates.run import RunGate
+from worker.own_secrets import Secrets
+from worker.own_tools import OwnTools
+from worker.spill import SpillFile
+
+KEY = CallKey(session="s1", generation=1, step=1, index=0)
+
+
+class NoParameters(Parameters):
+    """No arguments."""
+
+
+class Odd(Tool[NoParameters]):
+    """Does what it is told to in place of running."""
+
+    name = "Odd"
+    description = "Do something odd."
+    parameters = NoParameters
+
+    def __init__(self, body: Callable[[RunContext], Any], limit_s: float = 60) -> None:
+        self._body = body
+        self._limit_s = limit_s
+
+    def timeout_s(self, arguments: NoParameters) -> float:
+        return self._limit_s
+
+    def run(self, arguments: NoParameters, context: RunContext) -> ToolResult:
+        return cast(ToolResult, self._body(context))
+
+
+class Standing(Boxes):
+    """Seats with a box that nothing is asked of: these tools do not use theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(DockerEngine, None), 20)
+        self.lost_with: list[str] = []
+
+    def box_for(self, order: BoxOrder) -> Box:
+        return cast(Box, object())
+
+    def lost(self, session: str, box: Box, why: BoxLost) -> None:
+        self.lost_with.append(str(why))
+
+
+@pytest.fixture
+def run(state_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ToolResult]]:
+    own = OwnTools(load_tools(), Secrets(None), state_dir / "scratch")
+    gate = RunGate(Standing(), own, grace_s=0.0)
+
+    def run(body: Callable[[RunContext], Any], limit_s: float = 60) -> ToolResult:
+        tool: AnyTool = Odd(body, limit_s)
+        box = BoxOrder(
+            session="s1",
+            generation=1,
+            session_dir=str(tmp_path),
+            image="i",
+            workspace="/w",
+            workspace_mode=WorkspaceMode.COPY,
+        )
+        order = CallOrder(
+            key=KEY,
+            call_id="c",
+            node="n",
+            incarnation="n-1",
+            tool="Odd",
+            arguments={},
+            policy=Policy.BOXED,
+            principal="alice",
+            attributes={"team": "red"},
+            sent_at=0,
+            box=box,
+        )
+        return gate(GateCall(order, tool, NoParameters(), SpillFile(tmp_path, KEY), False))
+
+    yield run
+    own.close()
+
+
+def failing(exc: BaseException) -> Callable[[RunContext], ToolResult]:
+    def body(_: RunContext) -> ToolResult:
+        raise exc
+
+    return body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        failing(KeyError("x")),
+        failing(SystemExit(3)),
+        failing(TimeoutError("not ours")),
+        failing(RecursionError()),
+        failing(ToolFailure(cast(ErrorCode, "NO_CODE"), "words")),
+        failing(ToolFailure(ErrorCode.NOT_FOUND, "\ud800")),
+        failing(ToolFailure(ErrorCode.NOT_FOUND, cast(str, None))),
+        lambda _: None,
+        lambda _: "text",
+        lambda _: {"status": "success", "text": "x"},
+        lambda _: ToolResult(status="success", text="x", data={"a": float("nan")}),
+        lambda _: ToolResult(status="success", text="\ud800"),
+        lambda _: ToolResult.model_construct(status="success", text="x", data={"a": cast(JsonValue, {1})}),
+        lambda _: ToolResult.model_construct(status=cast(Any, "great"), text="x"),
+        lambda _: ToolResult.model_construct(status="success", text=cast(str, None)),
+        lambda _: ToolResult.model_construct(status="error", text="x"),
+    ],
+)
+def test_what_is_no_result_becomes_one_internal_error(
+    run: Callable[..., ToolResult], body: Callable[[RunContext], Any]
+) -> None:
+    result = run(body)
+
+    assert result.error_code is ErrorCode.INTERNAL_ERROR
+    assert result.error_message
+    assert result.to_answer().encode()
+
+
+def test_a_tool_that_never_returns_is_left_at_its_limit(run: Callable[..., ToolResult]) -> None:
+    release = threading.Event()
+    result = run(lambda _: release.wait(60), limit_s=0.05)
+    release.set()
+
+    assert result.error_code is ErrorCode.TIMEOUT
+    assert "did not end within 0.05 s" in str(result.error_message)
+
+
+def test_a_failure_keeps_its_code_and_words(run: Callable[..., ToolResult]) -> None:
+    result = run(failing(ToolFailure(ErrorCode.CONFLICT, "look again")))
+
+    assert (result.error_code, result.error_message) == (ErrorCode.CONFLICT, "look again")
+
+
+def test_a_lost_box_is_told_as_such(run: Callable[..., ToolResult]) -> None:
+    assert run(failing(BoxLost(LossReason.ENDED, "gone"))).error_code is ErrorCode.BOX_LOST
+
+
+def test_a_result_is_the_tools_no_more(run: Callable[..., ToolResult]) -> None:
+    kept: dict[str, JsonValue] = {"list": [1]}
+    result = run(lambda _: ToolResult(status="success", text="x", data=kept))
+    cast(list[int], kept["list"]).append(2)
+
+    assert result.data == {"list": [1]}
+
+
+def test_data_and_words_are_capped(run: Callable[..., ToolResult]) -> None:
+    large = run(lambda _: ToolResult(status="success", text="x", data={"a": 1, "b": "y" * 50_000}))
+    wordy = run(failing(ToolFailure(ErrorCode.NOT_FOUND, "y" * 50_000)))
+
+    assert large.data["a"] == 1
+    assert "b" not in large.data
+    assert len(str(wordy.error_message)) < 5_000
+    assert wordy.error_code is ErrorCode.NOT_FOUND
+
+
+def test_a_tool_learns_for_whom_it_runs(run: Callable[..., ToolResult]) -> None:
+    result = run(
+        lambda context: ToolResult(status="success", text=f"{context.principal} of {context.attributes['team']}")
+    )
+    assert result.text == "alice of red"
+
+
+def test_work_within_its_limit_is_returned_or_raised() -> None:
+    assert within(10, lambda: 7, "w") == 7
+    with pytest.raises(ZeroDivisionError):
+        within(10, lambda: 1 // 0, "w")
+    # A TimeoutError of the work's own is not taken for the limit.
+    with pytest.raises(TimeoutError, match="its own"):
+        within(10, lambda: cast(int, failing(TimeoutError("its own"))(cast(RunContext, None))), "w")
+    hold = threading.Event()
+    with pytest.raises(Overdue):
+        within(0.01, lambda: hold.wait(60), "w")
+    hold.set()
