@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from sandbox import replies
 from sandbox.errors import BoxLost, EngineUnavailable, GuestRefused, LossReason
-from sandbox.link import Link, LinkClosed, LinkTimeout, Stream
+from sandbox.link import CarrierOf, Link, LinkClosed, LinkTimeout, Stream
 from sandbox.requests import (
     Background,
     BackgroundOutput,
@@ -70,8 +70,16 @@ class Box:
         container: Container,
         env: tuple[Mapping[str, str], Mapping[str, str]] | None,
         on_gone: Callable[["Box"], None] = lambda _: None,
+        carrier_of: CarrierOf | None = None,
     ) -> None:
-        """Make the first link. `env`: the image's and the wanted variables; None leaves them as they are.
+        """Make the first link.
+
+        Args:
+            box_id: Its name.
+            container: What runs it.
+            env: The image's and the wanted variables; None leaves them as they are.
+            on_gone: Called once, when the box is lost or closed.
+            carrier_of: Makes what carries the box's connections to the outside; None is a box that has no way out.
 
         Raises:
             BoxLost: there is no guest to talk to.
@@ -79,6 +87,7 @@ class Box:
         self.box_id = box_id
         self._container = container
         self._on_gone = on_gone
+        self._carrier_of = carrier_of
         self._lost: BoxLost | None = None
         self._lock = threading.Lock()
         self._relink_lock = threading.Lock()
@@ -89,6 +98,7 @@ class Box:
         self._hello: dict[str, Any] = {"op": Op.HELLO, "image_env": None}
         if env is not None:
             self._hello = {"op": Op.HELLO, "image_env": dict(env[0]), "env": dict(env[1])}
+        self._hello["egress"] = carrier_of is not None
         self.is_frozen = False
         self.wants_frozen = False
         self.info = self._first_hello()
@@ -403,7 +413,7 @@ class Box:
             self._lose(LossReason.PROTOCOL, f"bad answer to hello: {error}")
 
     def _connect(self) -> GuestInfo:
-        link = Link(self._container.connect(), self.box_id, self._heard)
+        link = Link(self._container.connect(), self.box_id, self._heard, self._carrier_of)
         try:
             frame = link.ask(self._hello, b"", HELLO_TIMEOUT_S)
             replies.check_refusal(frame)

@@ -19,6 +19,8 @@ from sandbox.box import Box
 from sandbox.container import DockerContainer, remove_container, settled, state_of, translated
 from sandbox.creation import INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
+from sandbox.egress.rules import parse_rules
+from sandbox.egress.settings import EgressSettings, proxy_variables
 from sandbox.errors import EngineUnavailable, SandboxError
 from sandbox.heart import Heart, Standing
 from sandbox.images import Image, Images, ImageSettings
@@ -54,6 +56,8 @@ class EngineSettings:
     min_free_bytes: int = 1024 * MIB
     """What the disks of the engine, the records and the workspace must have free before a box is started."""
     images: ImageSettings = field(default_factory=ImageSettings)
+    egress: EgressSettings = field(default_factory=EgressSettings)
+    """How boxes with a way out are served."""
     standing: Callable[[BoxRecord], Standing] = field(default=lambda _: Standing.OURS)
     """Asked when a box stands still and could go on: is it still ours? In a thread of its own, again and again."""
     clock: Callable[[], float] = time.time
@@ -101,11 +105,13 @@ class DockerEngine:
 
         Raises:
             ImageMissing: the image is not on this engine and cannot be pulled.
+            BadRule: a host of its egress cannot be read.
             NoRoom: a disk is nearly full.
             ControlNotEnforced: a control does not hold inside.
             EngineUnavailable: the engine failed.
             BoxLost: the box ended before it was ready.
         """
+        parse_rules(spec.egress)
         places = (self._data_dir, self._settings.records_dir, spec.workspace_dir)
         check_room(places, self._settings.min_free_bytes)
         with self.images.held(spec.image) as image, self._starts:
@@ -114,7 +120,7 @@ class DockerEngine:
             try:
                 self._records.save(record)
                 self._make(spec, record, list(image.env))
-                box = self._link(record, (image.env, spec.env))
+                box = self._link(record, (image.env, {**proxy_variables(spec.egress), **spec.env}))
                 self._prove(box, spec)
             except BaseException:
                 self._discard(record)
@@ -143,6 +149,7 @@ class DockerEngine:
             installation=self._records.installation,
             guest_folder=str(self._settings.guest_folder),
             pool_key=pool_key,
+            egress=spec.egress,
         )
 
     def _make(self, spec: BoxSpec, record: BoxRecord, image_env_names: list[str]) -> None:
@@ -165,7 +172,8 @@ class DockerEngine:
 
     def _link(self, record: BoxRecord, env: tuple[Any, Any] | None) -> Box:
         container = DockerContainer(self._client, record.container, self._deaths)
-        box = Box(record.box_id, container, env, self._forget)
+        carrier_of = self._settings.egress.carrier_of(record.box_id, record.egress)
+        box = Box(record.box_id, container, env, self._forget, carrier_of)
         with self._lock:
             self._boxes[record.box_id] = box
         return box

@@ -27,6 +27,20 @@ class Stream(Protocol):
         """Close both directions; a `recv` under way returns or raises."""
 
 
+class Carrier(Protocol):
+    """Takes the frames that belong to streams, not to requests."""
+
+    def take(self, frame: Frame) -> None:
+        """Take a frame without blocking. Raises BadStreamFrame."""
+
+    def close(self) -> None:
+        """The link is gone."""
+
+
+CarrierOf = Callable[[Callable[[dict[str, Any], bytes], None], Callable[[str], None]], Carrier]
+"""Makes the carrier of a link, given how to send a frame and how to close the link for a violation."""
+
+
 class LinkClosed(Exception):
     """The link is gone. `violation` says which rule the guest broke, "" when it did not."""
 
@@ -60,7 +74,13 @@ class _Pending:
 class Link:
     """One link. Thread-safe; it owns the stream and one reader thread until it is closed."""
 
-    def __init__(self, stream: Stream, name: str, on_beat: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        name: str,
+        on_beat: Callable[[dict[str, Any]], None] | None = None,
+        carrier_of: CarrierOf | None = None,
+    ) -> None:
         self._stream = stream
         self._on_beat = on_beat
         self._decoder = Decoder()
@@ -73,6 +93,7 @@ class Link:
         self._violation = ""
         self.is_open = True
         self.last_heard = time.monotonic()
+        self._carrier = carrier_of(self.send, self.close) if carrier_of is not None else None
         self._reader = threading.Thread(target=self._read, name=f"link-{name}", daemon=True)
         self._reader.start()
 
@@ -123,6 +144,20 @@ class Link:
         finally:
             self._send_lock.release()
 
+    def send(self, head: dict[str, Any], body: bytes) -> None:
+        """Send a frame that is no request; blocks while the guest does not read.
+
+        Raises:
+            OSError: the link is gone.
+        """
+        data = encode(head, body)
+        try:
+            with self._send_lock:
+                self._stream.send_all(data)
+        except OSError:
+            self.close()
+            raise
+
     def close(self, violation: str = "") -> None:
         """Close the stream; every request under way gets LinkClosed."""
         with self._lock:
@@ -132,6 +167,8 @@ class Link:
             self._violation = violation
             waiting = list(self._pending.values())
         self._stream.close()
+        if self._carrier is not None:
+            self._carrier.close()
         for pending in waiting:
             if pending.arrived.locked() and pending.answer is None:
                 pending.arrived.release()
@@ -150,6 +187,9 @@ class Link:
             self.close()
 
     def _take(self, frame: Frame) -> None:
+        if self._carrier is not None and "stream_id" in frame.head:
+            self._carrier.take(frame)
+            return
         request_id = frame.head.get("id")
         if type(request_id) is not int or not 0 < request_id <= self._last_id:
             raise _Violation(f"a frame for a request that was never made: {request_id!r:.100}")

@@ -36,6 +36,8 @@ class BoxRecord:
     """On the host; must stay while the box lives."""
     pool_key: str = ""
     """What the pool knows a box by that no session has yet; "" for one that has been given out."""
+    egress: tuple[str, ...] = ()
+    """Hosts that the box may reach (see `egress.rules.parse_rule`)."""
     version: int = RECORD_VERSION
 
 
@@ -90,6 +92,6 @@ def _parse(fields: Any) -> BoxRecord | None:
         return None
     known = {name: fields[name] for name in BoxRecord.__dataclass_fields__ if name in fields}
     try:
-        return BoxRecord(**known)
+        return BoxRecord(**{**known, "egress": tuple(known.get("egress", ()))})
     except TypeError:
         return None

@@ -34,6 +34,8 @@ class BoxSpec:
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     """For commands, over the image's own environment."""
+    egress: tuple[str, ...] = ()
+    """Hosts that commands may reach through the worker (see `egress.rules.parse_rule`); empty is no way out."""
     runtime: str | None = None
     """The engine's runtime, such as runsc; None is its default."""
     dead_man_s: int = 120

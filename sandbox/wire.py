@@ -27,6 +27,16 @@ OUT_CHUNK_BYTES = 64 * 1024
 STREAM_THRESHOLD_BYTES = 32 * 1024
 """A command that prints more than this has all its output streamed as `out` events, if asked to."""
 
+PROXY_PORT = 3128
+"""Where the guest listens on the box's loopback when the box has egress."""
+STREAMS_MAX = 64
+"""How many streams a guest may have open at once."""
+STREAM_WINDOW = 64 * 1024
+"""How much of one stream may be on its way in each direction, as counted by `stream_cost`."""
+STREAM_CHUNK_BYTES = 16 * 1024
+"""At most so much in one frame, so that calls get between."""
+STREAM_FRAME_COST = 512
+
 WORKSPACE = "/workspace"
 SPILL = "/spill"
 GUEST_FOLDER = "/opt/sandhog"
@@ -56,6 +66,29 @@ class Op(StrEnum):
     EDIT = "edit"
     WRITE = "write"
     SHUTDOWN = "shutdown"
+
+
+class StreamOp(StrEnum):
+    """What a frame with `stream_id` (a number the guest gave) and `do` in its head means; both ends send them.
+
+    The guest numbers its streams upwards and opens them; a frame for a stream that is closed already is ignored.
+    """
+
+    OPEN = "open"
+    """From the guest only: a client of the proxy port connected."""
+    DATA = "data"
+    """The body belongs to the stream. The sender has used up `stream_cost` of its credit, `STREAM_WINDOW` at first."""
+    CREDIT = "credit"
+    """`n` more may be sent."""
+    END = "end"
+    """The sender sends no more; the other direction goes on."""
+    CLOSE = "close"
+    """The stream is over in both directions."""
+
+
+def stream_cost(size_bytes: int) -> int:
+    """What a data frame takes of the window: more than its bytes, so that tiny frames are bounded too."""
+    return size_bytes + STREAM_FRAME_COST
 
 
 class RefusalCode(StrEnum):
@@ -113,6 +146,10 @@ class FrameTooLarge(FrameError):
 
 class MalformedFrame(FrameError):
     """A head that is not one JSON object."""
+
+
+class BadStreamFrame(FrameError):
+    """A frame of a stream against the rules of `StreamOp`."""
 
 
 class Frame:
