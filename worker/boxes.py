@@ -5,31 +5,46 @@ One lock a session: two calls of one session never start two boxes, and sessions
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import redis
+
 from sandbox.box import Box
 from sandbox.engine import DockerEngine
 from sandbox.errors import BoxLost, SandboxError
+from sandbox.pool import PoolSettings
 from sandbox.spec import BoxSpec, Limits
 from worker import workspace
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.errors import BoxUnavailable, WorkspaceRefused
+from worker.places import Places
+from worker.warm import WarmBoxes
 from worker.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
 KEPT_FINISHED = 10_000
 """Ended sessions that a node remembers."""
-CONCURRENT_STARTS = 4
-"""More starts at once make the engine slower, not faster."""
+RENEW_S = 60.0
+"""How often the record of a box that is used gets a later expiry."""
 
 KEPT_AND_LOST = (
-    "The workspace and /spill are as they were; the working directory is back at /workspace, and running processes, "
-    "installed packages and /tmp are gone."
+    "Kept: all files below /workspace, and the spilled output in /spill. Lost: running processes and background "
+    "commands, installed packages and every other change outside of /workspace, /tmp, and the working directory, which "
+    "is /workspace again."
 )
+"""The short form of the table in docs/boxes.md."""
+IDLE_S = 900.0
+IDLE_NOTE = (
+    "Your sandbox was ended after {minutes} minutes without a call, so that others could have its place; this is a "
+    "fresh one. "
+)
+NOWHERE = Workspace(Path("/"), 0, 0, Path("/"), WorkspaceMode.COPY)
+"""For what a box of a kind is made of, whichever workspace it gets."""
 
 
 @dataclass
@@ -41,29 +56,60 @@ class _Seat:
     workspace: Workspace | None = None
     note: str = ""
     """Told to the model with its next answer."""
+    generation: int = 0
+    """Of the session, as the box's record has it."""
+    renewed_at: float = 0.0
+    used_at: float = 0.0
+    is_placeless: bool = False
+    """Its box was ended for idleness and its place given back."""
 
 
 class Boxes:
     """Finds, starts, replaces and ends the boxes of this node's sessions. Thread-safe."""
 
-    def __init__(self, engine: DockerEngine, dead_man_s: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        engine: DockerEngine,
+        dead_man_s: int,
+        env: Mapping[str, str] | None = None,
+        *,
+        pool: PoolSettings | None = None,
+        nursery: Path | None = None,
+        idle_s: float = IDLE_S,
+        places: Places | None = None,
+    ) -> None:
+        """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back."""
         self._engine = engine
         self._dead_man_s = dead_man_s
+        self._idle_s = idle_s
+        self._places = places
+        self._warm = WarmBoxes(engine, pool, nursery, self.used) if pool is not None and nursery is not None else None
         self._env = dict(env or {})
         self._seats: dict[str, _Seat] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         """Generation in which each session was ended here."""
         self._guard = threading.Lock()
         self._is_closed = False
-        self._starts = threading.Semaphore(CONCURRENT_STARTS)
 
     def adopt(self) -> list[str]:
         """Take over the boxes that an earlier life of this node left running; return their sessions' ids."""
         adopted = []
         for record, box in self._engine.adopt():
-            self._seat(record.session).box = box
-            adopted.append(record.session)
+            if record.session:
+                self._sit(self._seat(record.session), box, record.generation)
+                adopted.append(record.session)
+            elif self._warm is not None:
+                self._warm.take_back(record, box)
+            else:
+                box.close()
+        if self._warm is not None:
+            self._warm.sweep()
         return adopted
+
+    def used(self) -> int:
+        """Return how many boxes sessions have."""
+        with self._guard:
+            return sum(seat.box is not None for seat in self._seats.values())
 
     def box_for(self, order: BoxOrder) -> Box:
         """Return the session's box, started on its workspace if there is none.
@@ -81,8 +127,32 @@ class Boxes:
             if seat.box is not None and not seat.box.is_alive():
                 self._drop(seat, "the box ended")
             if seat.box is None:
-                seat.box = self._start(seat, order)
+                self._take_place(seat, order.session)
+                self._sit(seat, self._start(seat, order), order.generation)
+            assert seat.box is not None
+            self._go_on(seat, seat.box, order)
             return seat.box
+
+    def end_idle(self) -> list[str]:
+        """End the boxes that nobody has used for long, give their places back, and return their sessions' ids."""
+        with self._guard:
+            seats = list(self._seats.items())
+        ended = []
+        for session, seat in seats:
+            if not seat.lock.acquire(blocking=False):
+                continue
+            try:
+                if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < self._idle_s:
+                    continue
+                _end(seat)
+                seat.note = IDLE_NOTE.format(minutes=f"{self._idle_s / 60:g}") + KEPT_AND_LOST
+                if self._places is not None:
+                    self._places.give_back(session)
+                    seat.is_placeless = True
+                ended.append(session)
+            finally:
+                seat.lock.release()
+        return ended
 
     def running_box(self, session: str) -> Box | None:
         """Return the session's box if this node has one; never starts one."""
@@ -133,6 +203,8 @@ class Boxes:
         with self._guard:
             self._is_closed = True
             seats, self._seats = list(self._seats.values()), {}
+        if self._warm is not None:
+            self._warm.close()
         for seat in seats:
             # A start that is under way is waited for, so that its box is not left behind.
             with seat.lock:
@@ -149,12 +221,47 @@ class Boxes:
         seat.box = None
         seat.note = f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}"
 
+    def _sit(self, seat: _Seat, box: Box, generation: int) -> None:
+        seat.box, seat.generation = box, generation
+        seat.renewed_at = seat.used_at = time.monotonic()
+
+    def _take_place(self, seat: _Seat, session: str) -> None:
+        if not seat.is_placeless or self._places is None:
+            return
+        try:
+            has_place = self._places.take_again(session)
+        except redis.RedisError as exc:
+            raise BoxUnavailable(f"Redis cannot be asked for a place for the sandbox: {exc}") from exc
+        if not has_place:
+            raise BoxUnavailable("every place of this node is taken by other sessions now; try again later")
+        seat.is_placeless = False
+
+    def _go_on(self, seat: _Seat, box: Box, order: BoxOrder) -> None:
+        """Note in the box's record that it is used, and let it go on if it stood still."""
+        seat.used_at = time.monotonic()
+        try:
+            if order.generation > seat.generation or seat.used_at - seat.renewed_at > RENEW_S:
+                generation = max(order.generation, seat.generation)
+                self._engine.renew(box, order.session, generation, BoxSpec.lifetime_s)
+                seat.generation, seat.renewed_at = generation, seat.used_at
+            # Whoever orders under the present generation owns the session: nobody else need be asked.
+            if box.is_frozen and not box.wants_frozen and order.generation == seat.generation:
+                box.thaw()
+        except (SandboxError, OSError) as exc:
+            # The call that comes now tells what is wrong with the box, if anything is.
+            log.warning("a box was not renewed", extra={"session_id": order.session, "error": str(exc)})
+
     def _start(self, seat: _Seat, order: BoxOrder) -> Box:
         try:
+            handed = self._warm.hand_over(order, self._spec(order, NOWHERE)) if self._warm is not None else None
+            if handed is not None:
+                box, seat.workspace = handed
+                return box
+            if self._warm is not None:
+                self._warm.make_room()
             seat.workspace = seat.workspace or workspace.prepare(order)
             spec = self._spec(order, seat.workspace)
-            with self._starts:
-                return self._engine.start(spec, session=order.session, generation=order.generation)
+            return self._engine.start(spec, session=order.session, generation=order.generation)
         except (WorkspaceRefused, SandboxError) as exc:
             raise BoxUnavailable(str(exc)) from exc
         except OSError as exc:

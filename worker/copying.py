@@ -46,6 +46,15 @@ class Copier:
             TooDeep: the source is nested too deep.
         """
         target.mkdir(mode=0o700)
+        self.fill(source, target)
+
+    def fill(self, source: Path, target: Path) -> None:
+        """Copy a directory's content, owner, mode and time to an empty directory.
+
+        Raises:
+            OSError: something cannot be read or written; what is there of the target stays.
+            TooDeep: the source is nested too deep.
+        """
         source_fd = os.open(source, OPEN_DIRECTORY)
         try:
             target_fd = os.open(target, OPEN_DIRECTORY)

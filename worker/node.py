@@ -6,6 +6,7 @@ The lease says that this incarnation is alive; its absence is never taken as pro
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import redis
@@ -16,14 +17,49 @@ from worker.contract.orders import NodeLife
 log = logging.getLogger(__name__)
 
 RENEW_S = 1.0
+FREEZE_S = 45.0
+"""A node without its lease for so long lets its boxes stand still: soon another node may start boxes on their
+workspaces. Much longer than the lease, so that a short outage stops nobody's work."""
+RENEW = """
+-- KEYS: lease, description, nodes. ARGV: incarnation, node, description, lease_ms, description_ttl_s, force.
+-- Returns 1, or 0 when another life of the node holds the lease (unless forced).
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] and ARGV[6] ~= '1' then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[4])
+redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[5])
+redis.call('SADD', KEYS[3], ARGV[2])
+return 1
+"""
+RELEASE = """
+-- KEYS: lease, description, nodes. ARGV: incarnation, node. Takes back what is this life's, nothing of a later one.
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then return 0 end
+if not held and not string.find(redis.call('GET', KEYS[2]) or '', ARGV[1], 1, true) then return 0 end
+redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('SREM', KEYS[3], ARGV[2])
+return 1
+"""
 
 
 class Lease:
     """Renews a node's lease and description from a thread of its own until it is closed."""
 
-    def __init__(self, client: redis.Redis, life: NodeLife) -> None:
-        self._redis = client
+    def __init__(
+        self,
+        client: redis.Redis,
+        life: NodeLife,
+        *,
+        on_lapse: Callable[[], None] = lambda: None,
+        on_return: Callable[[], None] = lambda: None,
+        freeze_s: float = FREEZE_S,
+    ) -> None:
+        """`on_lapse` is called once the lease has not been renewed for `freeze_s`, `on_return` when it is again."""
         self._life = life
+        self._on_lapse = on_lapse
+        self._on_return = on_return
+        self._freeze_s = freeze_s
+        self._renew = client.register_script(RENEW)
+        self._release = client.register_script(RELEASE)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
@@ -33,7 +69,8 @@ class Lease:
         Raises:
             redis.RedisError: Redis does not answer.
         """
-        self._write()
+        # An earlier life's lease may not have lapsed yet.
+        self._write(force=True)
         self._thread.start()
 
     def drain(self) -> None:
@@ -49,25 +86,42 @@ class Lease:
         self._stop.set()
         self._thread.join(timeout=5)
         try:
-            self._redis.delete(keys.lease(self._life.node), keys.node(self._life.node))
-            self._redis.srem(keys.NODES, self._life.node)
+            self._release(keys=self._keys, args=[self._life.incarnation, self._life.node])
         except redis.RedisError as exc:
             log.warning("the lease was left to lapse", extra={"error": str(exc)})
 
     def _keep(self) -> None:
+        renewed_at, has_lapsed = time.monotonic(), False
         while not self._stop.wait(RENEW_S):
-            try:
-                self._write()
-            except redis.RedisError as exc:
-                log.warning("the lease was not renewed", extra={"error": str(exc)})
+            if self._is_renewed():
+                renewed_at = time.monotonic()
+                if has_lapsed:
+                    log.warning("the lease is back")
+                    has_lapsed = False
+                    self._on_return()
+            elif not has_lapsed and time.monotonic() - renewed_at > self._freeze_s:
+                log.warning("the lease has been away for too long", extra={"away_s": self._freeze_s})
+                has_lapsed = True
+                self._on_lapse()
 
-    def _write(self) -> None:
-        node = self._life.node
-        with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(keys.lease(node), self._life.incarnation, px=keys.LEASE_MS)
-            pipe.set(keys.node(node), self._life.model_dump_json(), ex=keys.NODE_TTL_S)
-            pipe.sadd(keys.NODES, node)
-            pipe.execute()
+    def _is_renewed(self) -> bool:
+        try:
+            if self._write():
+                return True
+            log.error("another process has this node's name and lease", extra={"node": self._life.node})
+        except redis.RedisError as exc:
+            log.warning("the lease was not renewed", extra={"error": str(exc)})
+        return False
+
+    @property
+    def _keys(self) -> list[str]:
+        return [keys.lease(self._life.node), keys.node(self._life.node), keys.NODES]
+
+    def _write(self, force: bool = False) -> bool:
+        life = self._life
+        told = life.model_dump_json()
+        arguments = [life.incarnation, life.node, told, str(keys.LEASE_MS), str(keys.NODE_TTL_S), str(int(force))]
+        return bool(self._renew(keys=self._keys, args=arguments))
 
 
 def watch_owner(owner_fd: int, on_end: Callable[[], None]) -> threading.Thread:

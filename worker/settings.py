@@ -4,11 +4,20 @@ import os
 import tempfile
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
+
+
+class RegistrySettings(BaseModel):
+    """Who pulls from one registry."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    username: str
+    password: SecretStr
 
 
 class NodeSettings(BaseSettings):
@@ -36,6 +45,22 @@ class NodeSettings(BaseSettings):
     """Files and directories of own tools, with `:` between them; the coordinators need the same."""
     secrets_dir: Path | None = None
     """Secrets of own tools: `<directory>/<principal>/<name>`; readable for this process, not for a box."""
+    idle_s: float = Field(default=900.0, ge=1)
+    """A session without a call for so long has its box ended and its place given back; its workspace stays."""
+    pool_min: int = Field(default=0, ge=0)
+    """Boxes kept ready for each image and profile that was wanted lately; they count against the places."""
+    pool_max: int = Field(default=0, ge=0)
+    """The most of them, when as many were wanted within a minute."""
+    min_free_mib: int = Field(default=1024, ge=0)
+    """What disks must have free before a box is started."""
+    pull: bool = True
+    """Whether an image that is not on the engine is pulled."""
+    pull_timeout_s: float = Field(default=900.0, gt=0)
+    image_budget_mib: int | None = Field(default=None, ge=0)
+    """What pulled images may take together; the longest unused are removed beyond it. Images that were not pulled by a
+    node are neither counted nor removed."""
+    registries: dict[str, RegistrySettings] = {}
+    """Who pulls from which registry, as JSON: `{"ghcr.io": {"username": "…", "password": "…"}}`."""
     owner_fd: int | None = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
     run_dir: Path | None = None

@@ -16,9 +16,6 @@ from celery.signals import worker_shutting_down
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from sandbox import guest_folder
-from sandbox.engine import DockerEngine, EngineSettings
-from sandbox.errors import SandboxError
 from tools.loading import LoadedTools, ToolsUnusable, load_tools
 from worker import tasks
 from worker.app import create_app
@@ -32,6 +29,7 @@ from worker.gates.gate import in_row
 from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
+from worker.machine import build
 from worker.node import Lease, watch_owner
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
@@ -59,8 +57,8 @@ def run_node(settings: NodeSettings) -> None:
     """
     loaded = _load_tools(settings)
     client = _reach_redis(settings.redis_url)
-    engine = _reach_engine(settings)
-    boxes = Boxes(engine, settings.dead_man_s)
+    machine = build(settings, client)
+    boxes = machine.boxes
     life = NodeLife(
         node=settings.node,
         incarnation=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
@@ -74,11 +72,12 @@ def run_node(settings: NodeSettings) -> None:
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
-    lease = Lease(client, life)
+    lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return)
     end = _End(boxes, own, client, settings.run_dir if settings.owner_fd is not None else None)
     if settings.owner_fd is not None:
         watch_owner(settings.owner_fd, end.by_owner)
     lease.start()
+    machine.upkeep.start()
 
     def drain(**_: object) -> None:
         # In a thread: this is called from a signal's handler, which must not wait for Redis.
@@ -89,6 +88,7 @@ def run_node(settings: NodeSettings) -> None:
         worker.start()
     finally:
         worker_shutting_down.disconnect(drain)
+        machine.upkeep.close()
         lease.close()
         end.close()
 
@@ -197,14 +197,3 @@ def _reach_redis(redis_url: str) -> redis.Redis:
                 words = f"Redis at SANDHOG_REDIS_URL does not answer: {exc}. Start it or correct the URL."
                 raise NodeMisconfigured(words) from exc
             time.sleep(0.02)
-
-
-def _reach_engine(settings: NodeSettings) -> DockerEngine:
-    own = settings.own_dir
-    own.mkdir(parents=True, exist_ok=True)
-    try:
-        folder = guest_folder.install(settings.state_dir / "guest")
-        engine_settings = EngineSettings(node=settings.node, guest_folder=folder, records_dir=own / "boxes")
-        return DockerEngine(engine_settings)
-    except SandboxError as exc:
-        raise NodeMisconfigured(str(exc)) from exc

@@ -1,5 +1,8 @@
 """A session's workspace on its node: bound, or copied privately and given back as a patch: order → **workspace** → box.
 
+A warm box is born with directories of its own: the copy goes into its empty one, and both directories then move to the
+session's, which a bind mount does not notice.
+
 Below the session's directory stand `work` (the copy that the box sees), `base` (the same without `.git`, as it was at
 the start), `spill`, and in the end `patch.diff` and `result`. `work` gets its name last, so it is whole or not there.
 """
@@ -8,12 +11,14 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox.pool import Newborn
 from worker.apply import apply_result, load_result, save_result
 from worker.beneath import OPEN_DIRECTORY, remove_tree, write_durably
 from worker.changes import Changes, changes_between, shown
@@ -47,13 +52,30 @@ class Workspace:
     """Sockets, FIFOs and devices that the copy made by this call left out."""
 
 
-def agent_uid(session: str) -> int:
-    """Return the uid (and gid) that a session's commands have on a private copy, when the worker is root."""
-    return FIRST_AGENT_UID + int.from_bytes(hashlib.sha256(session.encode()).digest()) % AGENT_UIDS
+def agent_uid(name: str) -> int:
+    """Return the uid (and gid) of commands on a private copy, when the worker is root; `name` is the session or box."""
+    return FIRST_AGENT_UID + int.from_bytes(hashlib.sha256(name.encode()).digest()) % AGENT_UIDS
 
 
-def prepare(order: BoxOrder) -> Workspace:
+def is_new(order: BoxOrder) -> bool:
+    """Whether the order's session never had a box or workspace here: only such a one may get a warm box."""
+    session_dir = Path(order.session_dir)
+    if order.workspace_mode is not WorkspaceMode.COPY:
+        return False
+    if any((session_dir / name).exists() for name in ("work", "work.part", "base", "patch.diff", "result")):
+        return False
+    try:
+        return not any((session_dir / "spill").iterdir())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
+def prepare(order: BoxOrder, newborn: Newborn | None = None) -> Workspace:
     """Return the session's workspace, made if it is not there. Idempotent.
+
+    `newborn`: the directories of the box that the session gets, for a session that `is_new`; they become its own.
 
     Raises:
         WorkspaceRefused: it cannot be had; nothing half-made is left.
@@ -62,7 +84,7 @@ def prepare(order: BoxOrder) -> Workspace:
     try:
         if order.workspace_mode is WorkspaceMode.BIND:
             return _bind(order, session_dir)
-        return _copy(order, session_dir)
+        return _copy(order, session_dir, newborn)
     except OSError as error:
         raise WorkspaceRefused(_refusal(order, error)) from error
 
@@ -90,26 +112,47 @@ def _bind(order: BoxOrder, session_dir: Path) -> Workspace:
     return Workspace(source, uid, gid, spill_dir, WorkspaceMode.BIND)
 
 
-def _copy(order: BoxOrder, session_dir: Path) -> Workspace:
+def _copy(order: BoxOrder, session_dir: Path, newborn: Newborn | None) -> Workspace:
     work, base = session_dir / "work", session_dir / "base"
     if not work.exists():
         _source(order, session_dir)
     spill_dir = _make_session_dir(session_dir)
-    is_root = os.geteuid() == 0
-    uid, gid = (agent_uid(order.session),) * 2 if is_root else (os.geteuid(), os.getegid())
-    copier = Copier(uid, gid) if is_root else Copier()
     with _locked(session_dir):
+        uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order.session)
+        copier = Copier(uid, gid) if os.geteuid() == 0 else Copier()
         if not work.exists():
-            _make_copy(_source(order, session_dir), work, base, copier)
+            _make_copy(_source(order, session_dir), work, base, copier, newborn)
+        elif newborn is not None:
+            raise WorkspaceRefused(f"{work} is there already; a warm box must not be given to an old session.")
     return Workspace(work, uid, gid, spill_dir, WorkspaceMode.COPY, copier.special_files)
 
 
-def _make_copy(source: Path, work: Path, base: Path, copier: Copier) -> None:
+def _owner_of(work: Path, session: str) -> tuple[int, int]:
+    """Return the user that a session's first box had, or is to have."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    try:
+        status = work.lstat()
+    except FileNotFoundError:
+        return (agent_uid(session),) * 2
+    if status.st_uid == 0 or not stat.S_ISDIR(status.st_mode):
+        raise WorkspaceRefused(f"{work} is not as it was left: it should be a directory that root does not own.")
+    return status.st_uid, status.st_gid
+
+
+def _make_copy(source: Path, work: Path, base: Path, copier: Copier, newborn: Newborn | None) -> None:
     work_part, base_part = work.with_name("work.part"), base.with_name("base.part")
     try:
         for left in (work_part, base_part, base):
             remove_tree(left)
-        copier.copy(source, work_part)
+        if newborn is None:
+            copier.copy(source, work_part)
+        else:
+            # The box keeps what is mounted, whatever its path: in place of the session's own spill directory, which
+            # is empty, and as the copy.
+            newborn.spill_dir.rename(work.with_name("spill"))
+            newborn.workspace_dir.rename(work_part)
+            copier.fill(source, work_part)
         # From the copy, not from the source: what changes there meanwhile must not look like the session's work.
         Copier(without=frozenset({".git"})).copy(work_part, base_part)
         base_part.rename(base)

@@ -15,6 +15,8 @@ CLAIM_TTL_S = 600 + 2 * OUTAGE_S
 """A claim outlives the longest call (600 s) and an outage on either side of it."""
 SESSION_TTL_S = 7 * 86_400
 """A session's hash, counted from its last step."""
+PLACE_TTL_S = 86_400
+"""A place, counted from when it was taken."""
 REPLY_TTL_S = 86_400
 """A reply stream, counted from its last entry."""
 GRANT_TTL_S = 3_600

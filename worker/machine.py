@@ -1,0 +1,87 @@
+"""What a node's boxes need, built of its settings: part of the worker's one wiring place."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+
+from sandbox import guest_folder
+from sandbox.engine import DockerEngine, EngineSettings
+from sandbox.errors import SandboxError
+from sandbox.guest_versions import GuestFolders
+from sandbox.images import ImageSettings, RegistryLogin
+from sandbox.pool import PoolSettings
+from sandbox.spec import MIB
+from worker.boxes import Boxes
+from worker.errors import NodeMisconfigured
+from worker.places import Places
+from worker.settings import NodeSettings
+from worker.standing import Owners
+from worker.upkeep import Upkeep
+
+UPKEEP_S = 15.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node's boxes and what looks after them."""
+
+    boxes: Boxes
+    upkeep: Upkeep
+    on_lapse: Callable[[], None]
+    """Lets all boxes stand still."""
+    on_return: Callable[[], None]
+    """Lets those go on that are still ours."""
+
+
+def build(settings: NodeSettings, client: redis.Redis) -> Machine:
+    """Return the node's boxes; none is started or adopted yet.
+
+    Raises:
+        NodeMisconfigured: the engine or the volume cannot be used; the message says what to do.
+    """
+    try:
+        settings.own_dir.mkdir(parents=True, exist_ok=True)
+        folder = guest_folder.install(settings.state_dir / "guest")
+        engine = DockerEngine(
+            EngineSettings(
+                node=settings.node,
+                guest_folder=folder,
+                records_dir=settings.own_dir / "boxes",
+                min_free_bytes=settings.min_free_mib * MIB,
+                images=_images(settings),
+                standing=Owners(client, settings.node),
+            )
+        )
+        folders = GuestFolders(folder.parent, folder, lambda: [record.guest_folder for record in engine.records()])
+        folders.tend()
+    except (SandboxError, OSError) as exc:
+        raise NodeMisconfigured(str(exc)) from exc
+    boxes = _boxes(settings, engine, client)
+    jobs = {"idle": boxes.end_idle, "sweep": engine.sweep, "images": engine.images.trim, "guest folders": folders.tend}
+    return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all)
+
+
+def _images(settings: NodeSettings) -> ImageSettings:
+    budget_mib = settings.image_budget_mib
+    return ImageSettings(
+        may_pull=settings.pull,
+        pull_timeout_s=settings.pull_timeout_s,
+        logins={
+            host: RegistryLogin(login.username, login.password.get_secret_value())
+            for host, login in settings.registries.items()
+        },
+        budget_bytes=None if budget_mib is None else budget_mib * MIB,
+    )
+
+
+def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) -> Boxes:
+    most = max(settings.pool_min, settings.pool_max)
+    return Boxes(
+        engine,
+        settings.dead_man_s,
+        pool=PoolSettings(min_idle=settings.pool_min, max_idle=most, total=settings.places) if most else None,
+        nursery=settings.state_dir / "warm" / settings.node,
+        idle_s=settings.idle_s,
+        places=Places(client, settings.node, settings.places),
+    )
