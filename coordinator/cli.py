@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from coordinator.answering import Answer, give, shown, waiting
 from coordinator.command import Command, check_directory, run_command
 from coordinator.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
 from coordinator.errors import ConfigError, SandhogError
+from coordinator.explain import explain, rules_of
 from coordinator.kept import find_session
 from coordinator.model import ModelSettings
 from coordinator.result import SessionResult
@@ -21,9 +23,12 @@ from coordinator.scripted import ScriptedEndpoint
 from coordinator.session import SessionRequest
 from coordinator.settings import Settings
 from coordinator.terminal import is_terminal
-from coordinator.visible import visible
+from coordinator.visible import visible, visible_line
 from coordinator.workspace_choice import Chosen, Wanted, choose
-from worker.contract.orders import Policy
+from tools.permission import Policy as ToolPolicy
+from tools.permission import Terms
+from tools.registry import builtin_registry
+from worker.contract.orders import Policy, WorkspaceMode
 
 cli = typer.Typer(
     add_completion=False,
@@ -40,8 +45,14 @@ class Approve(StrEnum):
     ASK = "ask"
     ALWAYS = "always"
     NEVER = "never"
+    WAIT = "wait"
 
 
+UNASKED = "sandhog: --approve always: whatever is asked about runs on {directory} itself, as with --policy boxed."
+
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy-file", help="A policy of your own, in TOML (SANDHOG_POLICY_FILE).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 Image = Annotated[str | None, typer.Option(help="Image of the box (SANDHOG_IMAGE).", show_default="sandhog-box:latest")]
 
@@ -66,8 +77,13 @@ def run(
     policy: Annotated[
         Policy | None, typer.Option(help="guarded asks for all but reading; boxed allows.", show_default="by workspace")
     ] = None,
+    policy_file: PolicyFile = None,
     approve: Annotated[
-        Approve | None, typer.Option(help="Who answers when the policy asks.", show_default="ask on a terminal")
+        Approve | None,
+        typer.Option(
+            help="Who answers when the policy asks: you here, always yes, always no, or `sandhog approve`.",
+            show_default="ask on a terminal",
+        ),
     ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Model replies at most.")] = 50,
     json: Json = False,
@@ -88,8 +104,12 @@ def run(
         image=image or settings.image,
         max_steps=max_steps,
         apply=apply,
+        rules=rules_of(policy_file or settings.policy_file, builtin_registry()),
+        approval_s=settings.approval_s,
     )
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
+    if answerer is Approve.ALWAYS and chosen.policy is Policy.GUARDED and chosen.mode is WorkspaceMode.BIND:
+        print(UNASKED.format(directory=visible_line(str(directory), 200)), file=sys.stderr)
     endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
     command = Command(request, endpoint, answerer.value, is_live=not json)
     _finish(run_command(command, settings), as_json=json)
@@ -133,6 +153,45 @@ def apply(
     ):
         raise ConfigError("Nothing was applied: say yes on a terminal, or give --yes.")
     raise typer.Exit(_apply(kept.session_dir, kept.workspace))
+
+
+@cli.command(name="explain")
+def explain_command(
+    command: Annotated[str | None, typer.Argument(help="A command as the model would give it to Bash.")] = None,
+    policy: Annotated[Policy, typer.Option(help="What decides where no rule does.")] = Policy.GUARDED,
+    policy_file: PolicyFile = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="As for a session that only reads.")] = False,
+) -> None:
+    """Say whether a command would run, and why; without a command, check the policy file and its tests."""
+    settings = _settings()
+    path = policy_file or settings.policy_file
+    rules = rules_of(path, builtin_registry())
+    if command is None:
+        if path is None:
+            raise ConfigError("Give a command, or a --policy-file to check.")
+        print(f"{path}: its rules can be used, and its tests hold.")
+        return
+    _, lines = explain(command, Terms(ToolPolicy(policy.value), rules, read_only))
+    print("\n".join(lines))
+
+
+@cli.command(name="approve")
+def approve_command(
+    session_id: Annotated[str | None, typer.Argument(help="The session that asks.")] = None,
+    call: Annotated[str | None, typer.Argument(help="The call it asks about, such as 3.0.")] = None,
+    allow: Annotated[bool | None, typer.Option("--allow/--deny", help="Yes, or no.")] = None,
+    always: Annotated[bool, typer.Option("--always", help="With --allow: for the whole session.")] = False,
+    note: Annotated[str, typer.Option(help="With --deny: said to the model.")] = "",
+) -> None:
+    """Answer what a session asks about a call; without a call, list what waits for an answer."""
+    settings = _settings()
+    if session_id is None or call is None:
+        for request in waiting(settings.redis_url, settings.state_dir, session_id):
+            print("\n".join(shown(request)))
+        return
+    if allow is None:
+        raise ConfigError("Say --allow or --deny.")
+    print(give(settings.redis_url, settings.state_dir, session_id, call, Answer(allow, note, always and allow)))
 
 
 def main() -> None:

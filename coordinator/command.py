@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.approvals import Always, Approver, Never
+from coordinator.approvals import Always, Approver, Elsewhere, Never
 from coordinator.embedded import Embedded
 from coordinator.ending import end
 from coordinator.errors import ConfigError
@@ -35,7 +35,7 @@ class Command:
     request: SessionRequest
     model: ModelSettings
     approve: str
-    """ask, always or never."""
+    """ask, always, never or wait."""
     is_live: bool = True
     """Redraw on a terminal what still runs; else every line once."""
 
@@ -156,6 +156,8 @@ def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event) -> App
             return Always()
         case "ask":
             return TerminalApprover(timeline, cancelled, sys.stdin, sys.stderr)
+        case "wait":
+            return Elsewhere()
         case _:
             return Never()
 

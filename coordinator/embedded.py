@@ -220,6 +220,13 @@ def sweep(runs: Path) -> list[str]:
     return removed
 
 
+def live_redis_urls(state_dir: Path) -> list[str]:
+    """Return the addresses of the embedded clusters whose commands run now."""
+    runs = state_dir / "runs"
+    found = sorted(runs.iterdir()) if runs.is_dir() else []
+    return [f"unix://{_socket_path(run)}" for run in found if any(map(_is_alive, _read_identities(run / "owner.json")))]
+
+
 def _clean_environment() -> Mapping[str, str]:
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 

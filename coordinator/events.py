@@ -34,6 +34,17 @@ class CutInfo(BaseModel):
     """Where the model can read the rest, as seen from its box; None when it was not kept."""
 
 
+class TodoItem(BaseModel):
+    """One thing to do."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    content: str
+    """What is to be done."""
+    status: Literal["pending", "in_progress", "completed"]
+    """At most one is in progress."""
+
+
 class SessionStarted(_Event):
     """The session exists: everything that was decided before the first request."""
 
@@ -174,6 +185,12 @@ class ApprovalAsked(_Event):
     """What would run, whole."""
     reason: str
     """Why it is asked."""
+    part: tuple[int, int] | None = None
+    """Where in `summary`, in characters, stands what decided."""
+    lasting: tuple[str, ...] | None = None
+    """The commands that a yes for the whole session would allow; None: only the very same call."""
+    within_s: float | None = None
+    """How long an answer is waited for; None when a rule answers at once."""
 
 
 class ApprovalAnswered(_Event):
@@ -194,6 +211,22 @@ class ApprovalAnswered(_Event):
     """The answer."""
     note: str = ""
     """Who or what decided: a person, `--approve never`, the deadline."""
+    message: str = ""
+    """What the model is told with a no."""
+    is_lasting: bool = False
+    """A yes for the whole session."""
+
+
+class TodosWritten(_Event):
+    """The model wrote its list of things to do anew."""
+
+    type: Literal["todos_written"] = "todos_written"
+    step: int
+    """The step it belongs to."""
+    index: int
+    """The call's place in the reply, from 0."""
+    todos: tuple[TodoItem, ...]
+    """All of the list, in order; empty when it was cleared."""
 
 
 class BoxReplaced(_Event):
@@ -244,6 +277,7 @@ Event = (
     | AnswerShortened
     | ApprovalAsked
     | ApprovalAnswered
+    | TodosWritten
     | BoxReplaced
     | Notice
     | SessionEnded

@@ -12,7 +12,8 @@ from coordinator.history import History, settle_ids
 from coordinator.model import ModelClient, Retry
 from coordinator.plan import plan
 from coordinator.reply import ModelReply, Usage
-from coordinator.step import Seat, StepRunner
+from coordinator.seat import Seat
+from coordinator.step import StepRunner
 from tools.registry import Registry
 
 _T = TypeVar("_T")

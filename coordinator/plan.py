@@ -45,6 +45,11 @@ class PlannedCall:
         return self.tool.is_concurrency_safe(self.parameters)
 
     @property
+    def stays_here(self) -> bool:
+        """Whether this call runs in the coordinator, not on a node."""
+        return self.tool is not None and self.tool.runs_on == "coordinator"
+
+    @property
     def arguments(self) -> dict[str, JsonValue]:
         """The arguments as they travel: only what the model gave."""
         return self.parameters.model_dump(mode="json", exclude_unset=True) if self.parameters else {}

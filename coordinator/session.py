@@ -13,7 +13,9 @@ from typing import TypeVar
 
 from redis.exceptions import RedisError
 
-from coordinator.approvals import Approver
+from coordinator.approval_requests import Requests
+from coordinator.approvals import DEADLINE_S, Approvals, Approver
+from coordinator.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
 from coordinator.ending import end
 from coordinator.errors import NoBox, RedisLost, TranscriptError
 from coordinator.events import Event, EventSink, Notice, SessionEnded, SessionStarted
@@ -25,11 +27,13 @@ from coordinator.patience import patiently
 from coordinator.placement import FINISH_S, Placement
 from coordinator.prompt import PromptFacts, system_prompt
 from coordinator.result import SessionResult
-from coordinator.step import Seat, StepRunner
+from coordinator.seat import Seat
+from coordinator.step import StepRunner
 from coordinator.store import Store
 from coordinator.transcript import Transcript
 from coordinator.workspace_choice import Chosen
 from tools.registry import Registry
+from tools.rules import Rules
 from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,14 @@ class SessionRequest:
     apply: bool = False
     """Put the changes of a private copy into the directory at the end, if the session completed."""
     principal: str = LOCAL
+    ceiling: Ceiling = NO_CEILING
+    """The most that the principal's sessions may have."""
+    rules: Rules | None = None
+    """The user's own rules; None if there are none."""
+    is_read_only: bool = False
+    """Only what certainly reads runs."""
+    approval_s: float = DEADLINE_S
+    """How long a human's answer is waited for."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +76,7 @@ class Cluster:
     placement: Placement
     registry: Registry
     state_dir: Path
+    requests: Requests
 
 
 def new_session_id() -> str:
@@ -85,7 +98,11 @@ class SessionRunner:
         secrets: Iterable[str] = (),
         session_id: str | None = None,
     ) -> None:
-        self._request = request
+        wants = Wants(request.workspace.policy, request.image, request.max_steps)
+        granted = within(wants, request.ceiling, request.principal)
+        self._request = replace(request, max_steps=granted.max_steps)
+        self._tools = granted.tools
+        self._registry = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
         self._cluster = cluster
         self._model = model
         self._approver = approver
@@ -112,10 +129,16 @@ class SessionRunner:
         )
         history = History(system)
         history.add_user(request.prompt)
-        steps = StepRunner(self._cluster.executor, self._cluster.store, self._approver, self._emit)
+        steps = StepRunner(
+            self._cluster.executor,
+            self._cluster.store,
+            Approvals(self._cluster.requests, self._approver, self._emit, request.approval_s),
+            self._emit,
+            registry=self._registry,
+        )
         loop = SessionLoop(
             model=self._model,
-            registry=self._cluster.registry,
+            registry=self._registry,
             steps=steps,
             emit=self._emit,
             sync=self._transcript.sync,
@@ -218,7 +241,16 @@ class SessionRunner:
             raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc
         self._node = await self._cluster.placement.place(self.session_id)
         await self._cluster.placement.prepare(self._box, self._node)
-        return Seat(self._box, self._node, self._request.workspace.policy, self._request.principal)
+        request = self._request
+        return Seat(
+            self._box,
+            self._node,
+            request.workspace.policy,
+            request.principal,
+            rules=request.rules,
+            is_read_only=request.is_read_only,
+            tools=self._tools,
+        )
 
     async def _finish(self, ending: Ending) -> FinishOutcome:
         """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""

@@ -40,3 +40,7 @@ class Settings(BaseSettings):
     """Embedded cluster: a box whose worker has been silent this long ends by itself."""
     image: str = DEFAULT_IMAGE
     """Image of the boxes."""
+    policy_file: Path | None = None
+    """A policy of your own, asked before guarded or boxed; see docs/policies.md."""
+    approval_s: float = Field(default=600.0, gt=0, le=86_400)
+    """How long a human's answer is waited for; then it is no."""

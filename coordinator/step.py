@@ -5,42 +5,32 @@ Every call of the reply gets exactly one answer, in the model's order, whatever 
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from coordinator.approvals import Approver
+from coordinator.approvals import Approvals
 from coordinator.budget import Answered, answered, refused, within_step
+from coordinator.coordinator_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
 from coordinator.errors import LostSession, RedisLost
 from coordinator.events import (
     AnswerShortened,
-    ApprovalAnswered,
-    ApprovalAsked,
     BoxReplaced,
     CallFinished,
     CallStarted,
     EventSink,
 )
 from coordinator.execute import Executor, Job
-from coordinator.partition import Stretch, stretches
+from coordinator.partition import Stretch, Travel, batches, stretches
 from coordinator.patience import patiently
 from coordinator.plan import PlannedCall
+from coordinator.seat import Seat
 from coordinator.store import Store
 from tools.base import ErrorCode, ToolResult
-from tools.permission import Policy as ToolPolicy
-from tools.permission import Terms, decide
-from tools.verdict import Decision
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, CallOutcome, NodeLife, Policy, call_digest
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Where a session runs and under which rules."""
-
-    box: BoxOrder
-    node: NodeLife
-    policy: Policy
-    principal: str
+from tools.permission import decide
+from tools.registry import Registry
+from tools.verdict import Decision, Verdict
+from worker.contract.orders import CallKey, CallOrder, CallOutcome, call_digest
 
 
 @dataclass
@@ -49,10 +39,12 @@ class StepRunner:
 
     executor: Executor
     store: Store
-    approver: Approver
+    approvals: Approvals
     emit: EventSink
-    lasting: set[str] = field(default_factory=set)
-    """Digests that the human allowed for the whole session."""
+    registry: Registry | None = None
+    """The session's tools; None means the built-in ones."""
+    home_tools: Mapping[str, HomeTool] = field(default_factory=lambda: HOME_TOOLS)
+    """What runs here, by the tool's name."""
     keys: list[CallKey] = field(default_factory=list)
     """All keys that were sent, for the clean-up at the session's end."""
     granted: set[str] = field(default_factory=set)
@@ -113,14 +105,14 @@ class StepRunner:
         """Run what may run; the calls before a question to a human run first, so that their results are seen."""
         allowed: list[PlannedCall] = []
         for call in stretch.calls:
-            verdict = decide(call.name, call.arguments, Terms(ToolPolicy(seat.policy.value)))
+            verdict = decide(call.name, call.arguments, seat.terms, self.registry)
             if verdict.decision is Decision.DENY:
                 self._answer(step, _denied(call, verdict.reason), answers)
                 continue
             if verdict.decision is Decision.ASK:
                 await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
                 allowed = []
-                if not await self._approve(step, call, verdict.reason, seat, cancelled, answers):
+                if not await self._approve(step, call, verdict, seat, cancelled, answers):
                     continue
             allowed.append(call)
         await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
@@ -129,7 +121,7 @@ class StepRunner:
         self,
         step: int,
         call: PlannedCall,
-        reason: str,
+        verdict: Verdict,
         seat: Seat,
         cancelled: asyncio.Event,
         answers: dict[int, Answered],
@@ -139,26 +131,12 @@ class StepRunner:
         if cancelled.is_set():
             self._answer(step, _cancelled(call), answers)
             return False
-        if digest not in self.lasting:
-            full = _full_text(call)
-            self.emit(ApprovalAsked(step=step, index=call.index, tool=call.name, summary=full, reason=reason))
-            decided = await self.approver.ask(call, reason)
-            self.emit(
-                ApprovalAnswered(
-                    step=step,
-                    index=call.index,
-                    tool=call.name,
-                    summary=full,
-                    reason=reason,
-                    decision="allow" if decided.is_allowed else "deny",
-                    note=decided.by,
-                )
-            )
-            if not decided.is_allowed:
-                self._answer(step, _denied(call, f"{reason}; {decided.note or 'it was denied'}"), answers)
-                return False
-            if decided.is_lasting:
-                self.lasting.add(digest)
+        decided = await self.approvals.decide(session, step, call, verdict, seat.terms, cancelled)
+        if not decided.is_allowed:
+            self._answer(step, _denied(call, f"{verdict.reason}; {decided.note or 'it was denied'}"), answers)
+            return False
+        if call.stays_here:
+            return True
         await patiently(partial(self.store.grant, session, digest), cancelled)
         self.granted.add(digest)
         return True
@@ -168,15 +146,16 @@ class StepRunner:
     ) -> None:
         if not part.calls:
             return
+        if part.travel is Travel.HERE:
+            await self._run_here(step, part.calls, seat, cancelled, answers)
+            return
         by_index = {call.index: call for call in part.calls}
         jobs = [Job(self._order(step, call, seat), call.timeout_s) for call in part.calls]
         self.keys.extend(job.order.key for job in jobs)
         started = self.clock()
         for call in part.calls:
             self._begun.add(call.index)
-            self.emit(
-                CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary)
-            )
+            self._start(step, call)
 
         async def on_outcome(outcome: CallOutcome) -> None:
             call = by_index[outcome.key.index]
@@ -186,6 +165,29 @@ class StepRunner:
             self._answer(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
 
         await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome)
+
+    async def _run_here(
+        self,
+        step: int,
+        calls: Sequence[PlannedCall],
+        seat: Seat,
+        cancelled: asyncio.Event,
+        answers: dict[int, Answered],
+    ) -> None:
+        """Run calls in this process, safe neighbours at once."""
+
+        async def run(call: PlannedCall) -> None:
+            if cancelled.is_set():
+                self._answer(step, _cancelled(call), answers)
+                return
+            started = self.clock()
+            self._start(step, call)
+            result = await run_here(HomeCall(step, call, seat, self.emit, cancelled), self.home_tools)
+            result = result.with_arguments(call.arguments)
+            self._answer(step, Answered(call, result, (self.clock() - started) * 1000), answers)
+
+        for batch in batches(calls):
+            await asyncio.gather(*[run(call) for call in batch])
 
     def _order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
         box = seat.box
@@ -198,9 +200,15 @@ class StepRunner:
             arguments=call.arguments,
             policy=seat.policy,
             principal=seat.principal,
+            rules=seat.rules_text,
+            is_read_only=seat.is_read_only,
+            allowed_tools=None if seat.tools is None else sorted(seat.tools),
             sent_at=self.wall_clock(),
             box=box,
         )
+
+    def _start(self, step: int, call: PlannedCall) -> None:
+        self.emit(CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary))
 
     def _answer(self, step: int, answer: Answered, answers: dict[int, Answered]) -> None:
         """Record a call's one answer."""
@@ -222,11 +230,6 @@ class StepRunner:
                 outcome_note=answer.note,
             )
         )
-
-
-def _full_text(call: PlannedCall) -> str:
-    command = call.arguments.get("command")
-    return command if isinstance(command, str) else f"{call.name} {call.arguments}"
 
 
 def _denied(call: PlannedCall, reason: str) -> Answered:

@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import os
+import termios
 import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TextIO
 
 from coordinator.approvals import Decided
-from coordinator.plan import PlannedCall
+from worker.contract.approvals import ApprovalRequest
 
-QUESTION = (
-    "  allow? [y] once  [a] always this very call in this session  [n] no  [n TEXT] no, and tell the model TEXT: "
-)
+QUESTION = "  allow? [y] once  [a] always, {scope}  [n] no  [n TEXT] no, and tell the model TEXT: "
+THIS_CALL = "this very call in this session"
+COMMANDS = "these commands in this session"
 
 
 class Display(Protocol):
@@ -25,6 +26,8 @@ class Display(Protocol):
 class TerminalApprover:
     """Asks on a terminal; the call itself was shown by the timeline, whole. No answer is no."""
 
+    waits = True
+
     def __init__(self, display: Display, cancelled: asyncio.Event, answers: TextIO, questions: TextIO) -> None:
         self._display = display
         self._cancelled = cancelled
@@ -32,23 +35,45 @@ class TerminalApprover:
         self._questions = questions
         self._typed = b""
         """What was typed behind the last line."""
+        self._reading: asyncio.Future[bytes] | None = None
+        """The one read that may be under way, also across questions."""
 
-    async def ask(self, call: PlannedCall, reason: str) -> Decided:
-        """Return the human's decision; a cancelled session or the end of the input is a no."""
+    async def ask(self, request: ApprovalRequest) -> Decided | None:
+        """Return the human's decision; a cancelled session or the end of the input is a no.
+
+        Cancelled when the answer came from elsewhere or the deadline passed: says so, and forgets what was typed.
+        """
         with self._display.paused():
+            self._forget_typed()
+            question = QUESTION.format(scope=THIS_CALL if request.lasting is None else COMMANDS)
             while True:
                 try:
-                    self._questions.write(QUESTION)
+                    self._questions.write(question)
                     self._questions.flush()
                     line = await self._line()
                 except (OSError, ValueError):
                     # The terminal is gone: whoever sat there cannot say yes.
                     line = None
+                except asyncio.CancelledError:
+                    with contextlib.suppress(OSError, ValueError):
+                        self._questions.write("\n  no longer asked here\n")
+                        self._questions.flush()
+                    raise
                 if line is None:
                     return Decided(False, by="nobody answered", note="the session was ended")
                 decided = _decided(line.strip())
                 if decided is not None:
                     return decided
+
+    def _forget_typed(self) -> None:
+        """Drop what was typed on the terminal before this question was seen: it cannot be its answer."""
+        if not self._answers.isatty():
+            return
+        self._typed = b""
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcflush(self._answers.fileno(), termios.TCIFLUSH)
+        if self._reading is not None and self._reading.done():
+            self._reading = None
 
     async def _line(self) -> str | None:
         """Return the next line, None at the input's end or when the session is cancelled.
@@ -66,13 +91,24 @@ class TerminalApprover:
 
     async def _chunk(self) -> bytes | None:
         """Return what is typed next; empty at the input's end, None when the session is cancelled."""
+        # A read that an earlier question began goes on: two of them would take each other's lines.
+        reading = self._reading = self._reading or self._read()
+        stop: asyncio.Future[Any] = asyncio.create_task(self._cancelled.wait())
+        try:
+            await asyncio.wait({reading, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        if not reading.done():
+            return None
+        self._reading = None
+        return reading.result()
+
+    def _read(self) -> "asyncio.Future[bytes]":
         loop = asyncio.get_running_loop()
         future: asyncio.Future[bytes] = loop.create_future()
         number = self._answers.fileno()
 
         def hand_over(chunk: bytes, error: OSError | None) -> None:
-            if future.done():
-                return
             if error is not None:
                 future.set_exception(error)
             else:
@@ -91,12 +127,7 @@ class TerminalApprover:
         # A daemon thread: a read that nobody answers must not keep the process from ending. On the descriptor, not on
         # the stream: its lock, held by a thread that reads, is fatal to the interpreter when it ends.
         threading.Thread(target=read, name="approval", daemon=True).start()
-        stop: asyncio.Future[Any] = asyncio.create_task(self._cancelled.wait())
-        try:
-            await asyncio.wait({future, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return future.result() if future.done() else None
-        finally:
-            stop.cancel()
+        return future
 
 
 def _decided(answer: str) -> Decided | None:

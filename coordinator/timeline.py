@@ -30,6 +30,7 @@ from coordinator.events import (
     SessionStarted,
     StepStarted,
     TextDelta,
+    TodosWritten,
 )
 from coordinator.visible import visible, visible_line
 from coordinator.wording import Line
@@ -82,9 +83,11 @@ class Timeline:
             case AnswerShortened():
                 pass  # what was cut of a call is on its line; the step's own cut is the transcript's matter
             case ApprovalAsked():
-                self._show.lines(wording.approval_asked(event))
+                self._show.lines(wording.approval_asked(event, width))
             case ApprovalAnswered():
                 self._show.lines(wording.approval_answered(event, width))
+            case TodosWritten():
+                self._show.lines(wording.todos_written(event, width))
             case BoxReplaced():
                 self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
             case Notice():

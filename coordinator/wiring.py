@@ -9,6 +9,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from coordinator.approval_requests import Requests
 from coordinator.collect import BLOCK_MS, ReplyReader
 from coordinator.dispatch import Dispatcher
 from coordinator.execute import Executor
@@ -40,6 +41,7 @@ async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster
                 placement=Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch),
                 registry=builtin_registry(),
                 state_dir=state_dir,
+                requests=Requests(client),
             )
     finally:
         dispatcher.close()

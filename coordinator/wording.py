@@ -2,13 +2,22 @@
 
 from dataclasses import dataclass
 
-from coordinator.events import ApprovalAnswered, ApprovalAsked, CallFinished, SessionEnded, SessionStarted
+from coordinator.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    CallFinished,
+    SessionEnded,
+    SessionStarted,
+    TodosWritten,
+)
+from coordinator.marking import marked_lines
 from coordinator.visible import visible, visible_line
 
 MIN_WIDTH = 40
 """A narrower terminal wraps."""
 
 GLYPHS = {"success": "✓", "partial": "◐", "error": "✗"}
+TODO_GLYPHS = {"pending": ("☐", ""), "in_progress": ("▸", "bold"), "completed": ("☑", "dim")}
 STYLES = {"success": "green", "partial": "yellow", "error": "red"}
 
 
@@ -54,19 +63,37 @@ def call_finished(event: CallFinished, width: int) -> list[Line]:
     return [*lines, *(Line(f"      {note}", "yellow") for note in notes)]
 
 
-def approval_asked(event: ApprovalAsked) -> list[Line]:
-    """The whole of what would run: nothing of it is cut, so that nothing can hide."""
-    return [
-        Line(f"  ? {visible_line(event.tool, 30)} wants a yes: {visible(event.reason)}", "bold yellow"),
-        Line("    " + visible(event.summary).replace("\n", "\n    "), "yellow"),
-    ]
+def approval_asked(event: ApprovalAsked, width: int) -> list[Line]:
+    """The whole of what would run, the deciding part marked: nothing of it is cut, so that nothing can hide."""
+    reason = visible_line(event.reason, 8 * width)
+    lines = [Line(f"  ? {visible_line(event.tool, 30)} wants a yes: {reason}", "bold yellow")]
+    lines += [Line(line, "yellow") for line in marked_lines(event.summary, event.part, width)]
+    if event.within_s is not None:
+        lines.append(Line(f"    call {event.step}.{event.index}, waits {duration(event.within_s)}", "dim"))
+        for command in event.lasting or ():
+            lines.append(Line("    always would mean, wherever it comes first:", "dim"))
+            lines += [Line(line, "dim") for line in marked_lines(command, None, width)]
+    return lines
 
 
 def approval_answered(event: ApprovalAnswered, width: int) -> list[Line]:
     """What was decided, and by whom."""
     words, style = ("allowed", "green") if event.decision == "allow" else ("denied", "red")
-    note = f" ({visible_line(event.note, width)})" if event.note else ""
+    said = [event.note, *([event.message] if event.decision == "deny" else [])]
+    note = visible_line(": ".join(words for words in said if words), 2 * width)
+    note = f" ({note})" if note else ""
     return [Line(f"  ? {visible_line(event.tool, 30)} {words}{note}", style)]
+
+
+def todos_written(event: TodosWritten, width: int) -> list[Line]:
+    """The list, one line each."""
+    if not event.todos:
+        return [Line("  the list of things to do is empty", "dim")]
+    lines = []
+    for todo in event.todos:
+        glyph, style = TODO_GLYPHS[todo.status]
+        lines.append(Line(f"  {glyph} {visible_line(todo.content, max(width - 4, 10))}", style))
+    return lines
 
 
 def ended(event: SessionEnded, elapsed_s: float | None, width: int) -> list[Line]:

@@ -11,6 +11,7 @@ from tools.grep import Grep
 from tools.read import Read
 from tools.schema import function_schema
 from tools.strict import strict_function_schema
+from tools.todo_write import TodoWrite
 from tools.write import Write
 
 
@@ -49,4 +50,4 @@ class Registry:
 
 def builtin_registry() -> Registry:
     """Return the tools that every session has."""
-    return Registry([Bash(), Edit(), Glob(), Grep(), Read(), Write()])
+    return Registry([Bash(), Edit(), Glob(), Grep(), Read(), TodoWrite(), Write()])

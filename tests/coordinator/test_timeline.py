@@ -26,6 +26,8 @@ from coordinator.events import (
     SessionStarted,
     StepStarted,
     TextDelta,
+    TodoItem,
+    TodosWritten,
 )
 from coordinator.reply import RawCall, Usage
 from coordinator.timeline import Timeline
@@ -164,20 +166,38 @@ def test_what_was_cut_and_what_is_odd_stands_below_the_call() -> None:
 
 def test_approvals_notices_and_replaced_boxes_are_said() -> None:
     fields = {"step": 1, "index": 0, "tool": "Bash", "summary": "make\nmake test", "reason": "it changes files"}
+    asked = {"part": (5, 9), "lasting": ("make", "make test"), "within_s": 600}
     assert plain(
-        ApprovalAsked.model_validate(fields),
+        ApprovalAsked.model_validate({**fields, **asked}),
         ApprovalAnswered.model_validate({**fields, "decision": "allow", "note": "a person"}),
-        ApprovalAnswered.model_validate({**fields, "decision": "deny"}),
+        ApprovalAnswered.model_validate({**fields, "decision": "deny", "note": "a person", "message": "not now"}),
         BoxReplaced(reason="out of memory"),
         Notice(text="careful"),
     ) == [
         "  ? Bash wants a yes: it changes files",
-        "    make",
-        "    make test",
+        "  │ make",
+        "  │ make test",
+        "  · ^^^^",
+        "    call 1.0, waits 10 min 00 s",
+        "    always would mean, wherever it comes first:",
+        "  │ make",
+        "    always would mean, wherever it comes first:",
+        "  │ make test",
         "  ? Bash allowed (a person)",
-        "  ? Bash denied",
+        "  ? Bash denied (a person: not now)",
         "  ! the box was replaced: out of memory",
         "careful",
+    ]
+
+
+def test_the_list_of_things_to_do_is_shown_as_it_stands() -> None:
+    todos = [("read", "completed"), ("mend", "in_progress"), ("test", "pending")]
+    written = {"step": 1, "index": 0, "todos": [{"content": what, "status": status} for what, status in todos]}
+    assert plain(TodosWritten.model_validate(written), TodosWritten(step=1, index=0, todos=())) == [
+        "  ☑ read",
+        "  ▸ mend",
+        "  ☐ test",
+        "  the list of things to do is empty",
     ]
 
 
@@ -191,6 +211,7 @@ HOSTILE = "\x1b[2J\x1b]0;title\x07\r\u202e"
 
 def hostile_events() -> list[Event]:
     approval = {"step": 1, "index": 0, "tool": HOSTILE, "summary": HOSTILE, "reason": HOSTILE}
+    asked = {"part": (1, 3), "lasting": (HOSTILE,), "within_s": 1}
     return [
         STARTED.model_copy(update={"prompt": HOSTILE, "model": HOSTILE, "workspace": HOSTILE}),
         StepStarted(step=1),
@@ -198,8 +219,9 @@ def hostile_events() -> list[Event]:
         REPLIED.model_copy(update={"text": HOSTILE}),
         call_started(0, HOSTILE),
         call_finished(0, tool=HOSTILE, outcome_note=HOSTILE, cut=CutInfo(total_bytes=2, shown_bytes=1, path=HOSTILE)),
-        ApprovalAsked.model_validate(approval),
-        ApprovalAnswered.model_validate({**approval, "decision": "deny", "note": HOSTILE}),
+        ApprovalAsked.model_validate({**approval, **asked}),
+        ApprovalAnswered.model_validate({**approval, "decision": "deny", "note": HOSTILE, "message": HOSTILE}),
+        TodosWritten(step=1, index=0, todos=(TodoItem(content=HOSTILE, status="pending"),)),
         BoxReplaced(reason=HOSTILE),
         Notice(text=HOSTILE),
         ENDED.model_copy(update={"text": HOSTILE, "stop_reason": HOSTILE, "patch_path": HOSTILE, "status": "failed"}),

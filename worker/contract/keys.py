@@ -99,3 +99,12 @@ def node_breakers(node_name: str) -> str:
 
 BREAKERS = f"{PREFIX}breaker:*"
 """Pattern of all breakers' keys, for operators."""
+
+
+def approval(session_id: str, name: str) -> str:
+    """Return the hash of one call's request for approval: digest, request, deadline, answer, closed."""
+    return f"{PREFIX}approval:{session_id}:{name}"
+
+
+APPROVALS = f"{PREFIX}approvals"
+"""Sorted set of the requests that wait for an answer (`session:name`; score: deadline, Unix milliseconds)."""

@@ -131,6 +131,12 @@ class CallOrder(Contract):
     """What else is known of the principal; told to own tools."""
     sent_at: float
     """Wall clock of the sender in seconds, for the queue-wait metric only; never for correctness."""
+    rules: str = ""
+    """The user's own rules as `tools.rules` writes them, asked before the policy; "" if there are none."""
+    is_read_only: bool = False
+    """Only what certainly reads may run."""
+    allowed_tools: list[str] | None = None
+    """The tools that the principal may use; None is all."""
     result_bytes: int = 50_000
     """Bytes of `text` above which a result is cut to head and tail."""
     box: BoxOrder

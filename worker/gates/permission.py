@@ -10,10 +10,22 @@ from tools.base import ErrorCode, ToolResult
 from tools.permission import Policy as ToolPolicy
 from tools.permission import Terms, decide
 from tools.registry import Registry
+from tools.rules import rules_from_text
 from tools.verdict import Decision
 from worker.contract import keys
+from worker.contract.orders import CallOrder
 from worker.gates.gate import GateCall, Handler
 from worker.patience import patiently
+
+
+def terms_of(order: CallOrder) -> Terms:
+    """Return the terms that an order brings along.
+
+    Raises:
+        ValueError: its rules are none.
+    """
+    tools = None if order.allowed_tools is None else frozenset(order.allowed_tools)
+    return Terms(ToolPolicy(order.policy.value), rules_from_text(order.rules), order.is_read_only, tools)
 
 
 class PermissionGate:
@@ -34,7 +46,13 @@ class PermissionGate:
         # A join's call passed this gate when it was started, and used its grant up then.
         if call.joining:
             return following(call)
-        verdict = decide(order.tool, order.arguments, Terms(ToolPolicy(order.policy.value)), self._known)
+        if call.tool.runs_on == "coordinator":
+            return ToolResult.failure(ErrorCode.INTERNAL_ERROR, f"{order.tool} was sent to a node that cannot run it.")
+        try:
+            terms = terms_of(order)
+        except ValueError as exc:
+            return ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{order.tool} was not run: void rules: {exc}")
+        verdict = decide(order.tool, order.arguments, terms, self._known)
         if verdict.decision is Decision.ALLOW:
             return following(call)
         if verdict.decision is Decision.ASK and self._use_grant(call):

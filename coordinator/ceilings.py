@@ -1,0 +1,83 @@
+"""Ceilings: the most that the sessions of a principal may have; asked once, when a session is made."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator.errors import ConfigError
+from tools.registry import Registry
+from worker.contract.orders import Policy
+
+
+class Ceiling(BaseModel):
+    """What a principal's sessions may have at most; None anywhere is no bound. Without any it is a local user's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    tools: frozenset[str] | None = None
+    """Names of the tools."""
+    policies: frozenset[Policy] | None = None
+    """The policies that may be chosen."""
+    images: tuple[str, ...] | None = None
+    """Image references; one that ends in `*` stands for all that begin so."""
+    profiles: frozenset[str] | None = None
+    """Names of the boxes' limits."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Model replies of one session."""
+
+
+NO_CEILING = Ceiling()
+"""Of a local user."""
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What is asked for a session."""
+
+    policy: Policy
+    image: str
+    max_steps: int
+    profile: str = "medium"
+    tools: frozenset[str] | None = None
+    """None is all."""
+
+
+def within(wants: Wants, ceiling: Ceiling, principal: str) -> Wants:
+    """Return what the session gets: numbers and sets cut to the ceiling.
+
+    Raises:
+        ConfigError: a policy, image or profile above it; never changed silently, since it would be another session.
+    """
+    _refuse_unless(wants.policy, ceiling.policies, "policy", principal)
+    _refuse_unless(wants.profile, ceiling.profiles, "profile", principal)
+    if ceiling.images is not None and not any(_is_image(wants.image, allowed) for allowed in ceiling.images):
+        raise _refusal("image", wants.image, ceiling.images, principal)
+    tools = wants.tools
+    if ceiling.tools is not None:
+        tools = ceiling.tools if tools is None else tools & ceiling.tools
+    max_steps = wants.max_steps if ceiling.max_steps is None else min(wants.max_steps, ceiling.max_steps)
+    return replace(wants, tools=tools, max_steps=max_steps)
+
+
+def usable_tools(registry: Registry, tools: frozenset[str] | None, *, is_read_only: bool) -> Registry:
+    """Return the tools of a registry that a session may use at all: what is always denied is not shown to the model."""
+    return Registry(
+        tool
+        for tool in registry.tools()
+        if (tools is None or tool.name in tools) and not (is_read_only and tool.effect == "changes")
+    )
+
+
+def _refuse_unless(value: str, allowed: Iterable[str] | None, what: str, principal: str) -> None:
+    if allowed is not None and value not in allowed:
+        raise _refusal(what, value, allowed, principal)
+
+
+def _refusal(what: str, value: str, allowed: Iterable[str], principal: str) -> ConfigError:
+    names = ", ".join(sorted(str(one) for one in allowed)) or "none"
+    return ConfigError(f"{principal} may not use the {what} {value}; allowed: {names}.")
+
+
+def _is_image(image: str, allowed: str) -> bool:
+    return image.startswith(allowed[:-1]) if allowed.endswith("*") else image == allowed
