@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ import typer
 from pydantic import ValidationError
 
 from coordinator.answering import Answer, give, shown, waiting
-from coordinator.command import Command, check_directory, run_command
+from coordinator.command import Command, check_directory, own_tools, run_command
 from coordinator.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
 from coordinator.errors import ConfigError, SandhogError
 from coordinator.explain import explain, rules_of
@@ -27,7 +28,6 @@ from coordinator.visible import visible, visible_line
 from coordinator.workspace_choice import Chosen, Wanted, choose
 from tools.permission import Policy as ToolPolicy
 from tools.permission import Terms
-from tools.registry import builtin_registry
 from worker.contract.orders import Policy, WorkspaceMode
 
 cli = typer.Typer(
@@ -86,6 +86,9 @@ def run(
         ),
     ] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="Model replies at most.")] = 50,
+    tools: Annotated[
+        list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run one session to its end.
@@ -98,20 +101,22 @@ def run(
     directory = check_directory(workspace)
     wanted = Wanted(directory, bind=bind, copy=copy, as_root=as_root, policy=policy, is_terminal=on_terminal)
     chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+    own = own_tools([*settings.tool_paths, *(tools or ())])
     request = SessionRequest(
         prompt=_prompt(prompt),
         workspace=chosen,
         image=image or settings.image,
         max_steps=max_steps,
         apply=apply,
-        rules=rules_of(policy_file or settings.policy_file, builtin_registry()),
+        rules=rules_of(policy_file or settings.policy_file, own.registry),
         approval_s=settings.approval_s,
     )
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
     if answerer is Approve.ALWAYS and chosen.policy is Policy.GUARDED and chosen.mode is WorkspaceMode.BIND:
         print(UNASKED.format(directory=visible_line(str(directory), 200)), file=sys.stderr)
     endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
-    command = Command(request, endpoint, answerer.value, is_live=not json)
+    endpoint = replace(endpoint, strict_tools=settings.strict_tools)
+    command = Command(request, endpoint, answerer.value, is_live=not json, tools=own)
     _finish(run_command(command, settings), as_json=json)
 
 
@@ -131,7 +136,11 @@ def demo(image: Image = None, json: Json = False) -> None:
             prompt=DEMO_PROMPT, workspace=chosen, image=image or settings.image, max_steps=10, apply=False
         )
         command = Command(
-            request, ModelSettings(DEMO_MODEL, base_url=endpoint.base_url), Approve.NEVER.value, is_live=not json
+            request,
+            ModelSettings(DEMO_MODEL, base_url=endpoint.base_url),
+            Approve.NEVER.value,
+            is_live=not json,
+            tools=own_tools([]),
         )
         result = run_command(command, settings)
     _finish(result, as_json=json, is_gone=True)
@@ -165,7 +174,7 @@ def explain_command(
     """Say whether a command would run, and why; without a command, check the policy file and its tests."""
     settings = _settings()
     path = policy_file or settings.policy_file
-    rules = rules_of(path, builtin_registry())
+    rules = rules_of(path, own_tools(settings.tool_paths).registry)
     if command is None:
         if path is None:
             raise ConfigError("Give a command, or a --policy-file to check.")

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from coordinator.settings import Settings
 from coordinator.terminal import TerminalApprover
 from coordinator.timeline import Timeline
 from coordinator.wiring import open_cluster
+from tools.loading import LoadedTools, ToolsUnusable, load_tools
 
 LOOK_AFTER_S = 0.5
 HURRY_S = 3.0
@@ -38,6 +39,8 @@ class Command:
     """ask, always, never or wait."""
     is_live: bool = True
     """Redraw on a terminal what still runs; else every line once."""
+    tools: LoadedTools | None = None
+    """The session's tools; None is the built-in ones and those of installed packages."""
 
 
 def run_command(command: Command, settings: Settings) -> SessionResult:
@@ -65,16 +68,19 @@ class _Signals:
 async def _run(command: Command, settings: Settings) -> SessionResult:
     # First of all: what is started below must also be ended when a signal comes while it starts.
     signals = _Signals()
-    with _redis(settings) as (redis_url, embedded):
+    with _redis(settings, command.tools) as (redis_url, embedded):
         return await _run_on(redis_url, embedded, command, settings, signals)
 
 
 @contextlib.contextmanager
-def _redis(settings: Settings) -> Iterator[tuple[str, Embedded | None]]:
+def _redis(settings: Settings, tools: LoadedTools | None) -> Iterator[tuple[str, Embedded | None]]:
     if settings.redis_url:
         yield settings.redis_url, None
         return
-    embedded = Embedded(settings.state_dir, dead_man_s=settings.dead_man_s)
+    files = tools.files if tools else ()
+    embedded = Embedded(
+        settings.state_dir, dead_man_s=settings.dead_man_s, tools=files, secrets_dir=settings.secrets_dir
+    )
     try:
         yield embedded.redis_url, embedded
     finally:
@@ -88,7 +94,7 @@ async def _run_on(
     model = ModelClient(await choose_model(command.model))
     secrets = [value for value in (command.model.api_key, os.environ.get("OPENAI_API_KEY")) if value]
     try:
-        async with open_cluster(redis_url, settings.state_dir) as cluster:
+        async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
             runner = SessionRunner(
                 command.request,
                 cluster=cluster,
@@ -176,3 +182,15 @@ def check_directory(directory: Path) -> Path:
     if not is_directory:
         raise ConfigError(f"--workspace {directory}: there is no such directory.")
     return absolute
+
+
+def own_tools(paths: Sequence[str | Path]) -> LoadedTools:
+    """Return the built-in tools, those of installed packages and those of these files.
+
+    Raises:
+        ConfigError: they cannot be loaded; says which and why.
+    """
+    try:
+        return load_tools(paths)
+    except ToolsUnusable as exc:
+        raise ConfigError(f"Your own tools cannot be loaded: {exc}") from exc

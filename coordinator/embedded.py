@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -43,9 +43,14 @@ END_S = 30.0
 class Embedded:
     """A private Redis and worker. `close` it; should that never happen, the worker ends both."""
 
-    def __init__(self, state_dir: Path, *, dead_man_s: int = 90) -> None:
+    def __init__(
+        self, state_dir: Path, *, dead_man_s: int = 90, tools: Sequence[str] = (), secrets_dir: Path | None = None
+    ) -> None:
         self._state_dir = state_dir
         self._dead_man_s = dead_man_s
+        self._own = {"SANDHOG_TOOLS": ":".join(tools)}
+        if secrets_dir is not None:
+            self._own["SANDHOG_SECRETS_DIR"] = str(secrets_dir)
         self._restarts = 0
         self._is_closed = False
         self._started: list[subprocess.Popen[bytes]] = []
@@ -148,6 +153,7 @@ class Embedded:
             "SANDHOG_RUN_DIR": str(self.run_dir),
             "SANDHOG_OWNER_FD": str(self._read_end),
             "SANDHOG_DEAD_MAN_S": str(self._dead_man_s),
+            **self._own,
         }
         # Safe path: the working directory is the user's, and a module in it must not be taken for one of ours.
         argv = [sys.executable, "-P", "-m", "worker", "run"]

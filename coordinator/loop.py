@@ -98,7 +98,7 @@ class SessionLoop:
             return Ending("completed", "done", reply.text) if reply.text else Ending("failed", "empty reply")
         ids = settle_ids(reply.calls, self.tally.steps)
         self.history.add_reply(reply, ids)
-        calls = plan(reply.calls, ids, self.registry)
+        calls = plan(reply.calls, ids, self.registry, strict=self.model.settings.strict_tools)
         if any(call.refusal is None for call in calls):
             try:
                 place = await first(seat, cancelled)
@@ -129,7 +129,7 @@ class SessionLoop:
             asking = asyncio.create_task(
                 self.model.ask(
                     self.history.messages,
-                    self.registry.function_schemas(),
+                    self.registry.function_schemas(strict=self.model.settings.strict_tools),
                     lambda text: self.emit(TextDelta(step=step, text=text)),
                     on_retry=self._on_retry,
                 )

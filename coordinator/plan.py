@@ -60,12 +60,21 @@ class PlannedCall:
         return self.tool.timeout_s(self.parameters) if self.tool and self.parameters else 0.0
 
 
-def plan(calls: Sequence[RawCall], ids: Sequence[str], registry: Registry) -> tuple[PlannedCall, ...]:
-    """Return one planned call for each raw one, in the model's order, under its settled id."""
-    return tuple(_planned(call, call_id, registry) for call, call_id in zip(calls, ids, strict=True))
+def plan(
+    calls: Sequence[RawCall], ids: Sequence[str], registry: Registry, *, strict: bool = False
+) -> tuple[PlannedCall, ...]:
+    """Return one planned call for each raw one, in the model's order, under its settled id.
+
+    Args:
+        calls: The reply's calls.
+        ids: Their ids.
+        registry: The session's tools.
+        strict: The model was given the strict rendering of their schemas.
+    """
+    return tuple(_planned(call, call_id, registry, strict) for call, call_id in zip(calls, ids, strict=True))
 
 
-def _planned(call: RawCall, call_id: str, registry: Registry) -> PlannedCall:
+def _planned(call: RawCall, call_id: str, registry: Registry, strict: bool) -> PlannedCall:
     tool = registry.get(call.name)
     summary = summarise(call.arguments)
     if tool is None:
@@ -74,10 +83,25 @@ def _planned(call: RawCall, call_id: str, registry: Registry) -> PlannedCall:
         refusal = ToolFailure(ErrorCode.UNKNOWN_TOOL, f"There is no tool {named}. Known tools: {known}.")
         return PlannedCall(call.index, call_id, call.name, summary, refusal=refusal)
     try:
-        parameters = parse_arguments(tool, call.arguments)
+        parameters = parse_arguments(tool, call.arguments, strict=strict)
+        _answers(tool, parameters)
     except ToolFailure as fault:
         return PlannedCall(call.index, call_id, call.name, summary, tool, refusal=_bounded(fault))
     return PlannedCall(call.index, call_id, call.name, summary, tool, parameters)
+
+
+def _answers(tool: Tool[BaseModel], parameters: BaseModel) -> None:
+    """Ask the tool what is asked again later: one of a user's may raise, and must not end the session then.
+
+    Raises:
+        ToolFailure: INTERNAL_ERROR; it raised.
+    """
+    try:
+        tool.is_concurrency_safe(parameters)
+        tool.timeout_s(parameters)
+    except Exception as exc:
+        words = f"{tool.name} cannot be called: it raised {type(exc).__name__} when asked about its arguments."
+        raise ToolFailure(ErrorCode.INTERNAL_ERROR, words) from exc
 
 
 def _bounded(fault: ToolFailure) -> ToolFailure:

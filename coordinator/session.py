@@ -4,8 +4,8 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -65,6 +65,8 @@ class SessionRequest:
     """Only what certainly reads runs."""
     approval_s: float = DEADLINE_S
     """How long a human's answer is waited for."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What else is known of the principal; told to own tools."""
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,7 @@ class SessionRunner:
             rules=request.rules,
             is_read_only=request.is_read_only,
             tools=self._tools,
+            attributes=request.attributes,
         )
 
     async def _finish(self, ending: Ending) -> FinishOutcome:

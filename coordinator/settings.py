@@ -44,3 +44,14 @@ class Settings(BaseSettings):
     """A policy of your own, asked before guarded or boxed; see docs/policies.md."""
     approval_s: float = Field(default=600.0, gt=0, le=86_400)
     """How long a human's answer is waited for; then it is no."""
+    tools: str = ""
+    """Files and directories of own tools, with `:` between them; `--tools` adds to them."""
+    strict_tools: bool = False
+    """Whether the endpoint decodes by the tools' schemas (`strict: true`) and gets their strict rendering."""
+    secrets_dir: Path | None = None
+    """Embedded cluster: secrets of own tools, `<directory>/<principal>/<name>`."""
+
+    @property
+    def tool_paths(self) -> list[str]:
+        """Where own tools are loaded from."""
+        return [path for path in self.tools.split(":") if path]

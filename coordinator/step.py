@@ -200,6 +200,7 @@ class StepRunner:
             arguments=call.arguments,
             policy=seat.policy,
             principal=seat.principal,
+            attributes=dict(seat.attributes),
             rules=seat.rules_text,
             is_read_only=seat.is_read_only,
             allowed_tools=None if seat.tools is None else sorted(seat.tools),

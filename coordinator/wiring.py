@@ -18,15 +18,25 @@ from coordinator.session import Cluster
 from coordinator.settle import Settler
 from coordinator.store import Store, connect
 from coordinator.watch import Watch
-from tools.registry import builtin_registry
+from tools.loading import LoadedTools, load_tools
 from worker.app import create_app
 
 FORGET_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster]:
-    """Yield the parts that sessions share; Redis need not answer yet. All tasks and connections end with the block."""
+async def open_cluster(redis_url: str, state_dir: Path, tools: LoadedTools | None = None) -> AsyncIterator[Cluster]:
+    """Yield the parts that sessions share; Redis need not answer yet. All tasks and connections end with the block.
+
+    Args:
+        redis_url: The cluster's Redis.
+        state_dir: The shared volume.
+        tools: The tools of its sessions; None loads the built-in ones and those of installed packages.
+
+    Raises:
+        ToolsUnusable: `tools` is None and an installed package's cannot be loaded.
+    """
+    tools = tools or load_tools()
     coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
     client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
@@ -38,8 +48,8 @@ async def open_cluster(redis_url: str, state_dir: Path) -> AsyncIterator[Cluster
             yield Cluster(
                 store=store,
                 executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
-                placement=Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch),
-                registry=builtin_registry(),
+                placement=Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch, tools=tools.digest),
+                registry=tools.registry,
                 state_dir=state_dir,
                 requests=Requests(client),
             )

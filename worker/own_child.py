@@ -26,8 +26,10 @@ from tools.loading import ToolsUnusable, load_tools
 from tools.own import FunctionTool
 from tools.schema import parse_arguments
 from tools.sealing import sealed
+from worker.own_imports import hold_import_paths
 from worker.own_wire import AskBox, BoxSaid, Failed, Job, Ready, Result, line, own_uid
 
+PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 MESSAGE_CHARS = 2_000
 
@@ -163,12 +165,19 @@ def _give_up_rights(job: Job) -> None:
     if job.has_own_user:
         uid = own_uid(os.getpid())
         os.chown(job.home, uid, uid)
+        hold_import_paths()
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no_new_privs was refused")
+        # /proc/self is root's after a change of user; the held paths are reached through it.
+        _prctl(PR_SET_DUMPABLE)
+    _prctl(PR_SET_NO_NEW_PRIVS)
     os.chdir(job.home)
+
+
+def _prctl(option: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) was refused")
 
 
 def _end_all() -> NoReturn:

@@ -19,7 +19,7 @@ from coordinator.events import Event
 from coordinator.model import ModelClient, ModelSettings
 from coordinator.result import SessionResult
 from coordinator.scripted import Script, ScriptedEndpoint
-from coordinator.session import Cluster, SessionRequest, SessionRunner
+from coordinator.session import LOCAL, Cluster, SessionRequest, SessionRunner
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
 from coordinator.workspace_choice import Wanted, choose
@@ -111,13 +111,14 @@ class Stage:
         image: str = DEFAULT_IMAGE,
         apply: bool = False,
         max_steps: int = 20,
+        principal: str = LOCAL,
         sinks: tuple[object, ...] = (),
     ) -> Played:
         """Run one session to its end."""
         wanted = Wanted(self.project, bind=not copy, copy=copy, policy=policy)
         owner = self.project.stat().st_uid
         chosen = choose(wanted, owner_uid=owner, own_uid=os.geteuid())
-        request = SessionRequest("do it", chosen, image, max_steps, apply=apply)
+        request = SessionRequest("do it", chosen, image, max_steps, apply=apply, principal=principal)
         events: list[Event] = []
         with ScriptedEndpoint(script) as endpoint:
             model = ModelClient(ModelSettings("scripted", base_url=endpoint.base_url))

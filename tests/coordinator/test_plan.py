@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from coordinator.plan import SUMMARY_CHARS, PlannedCall, plan, summarise
 from coordinator.reply import RawCall
-from tools.base import ErrorCode, ToolFailure
-from tools.registry import builtin_registry
+from tools.base import ErrorCode, RunContext, Tool, ToolFailure, ToolResult
+from tools.own import BareParameters
+from tools.registry import Registry, builtin_registry
 
 REGISTRY = builtin_registry()
 
@@ -150,3 +152,37 @@ def test_anything_has_a_summary_and_a_place(arguments: str | dict[str, Any] | No
 
 def test_a_summary_of_bottomless_nesting_is_short_too() -> None:
     assert len(summarise('{"a":' * 100_000)) == SUMMARY_CHARS
+
+
+class _Asked(Tool[BaseModel]):
+    """A tool of a user's that breaks when it is asked about its arguments."""
+
+    name = "Asked"
+    description = "Ask."
+    parameters = BareParameters
+
+    def is_concurrency_safe(self, arguments: BaseModel) -> bool:
+        raise KeyError("broken")
+
+    def run(self, arguments: BaseModel, context: RunContext) -> ToolResult:
+        raise AssertionError("not run")
+
+
+def test_a_tool_that_breaks_when_asked_is_refused_and_its_neighbours_are_planned() -> None:
+    registry = Registry([_Asked(), *builtin_registry().tools()])
+    raw = (RawCall(0, "a", "Asked", '{"input": "x"}'), RawCall(1, "b", "Read", '{"path": "x"}'))
+    asked, read = plan(raw, ["a", "b"], registry)
+
+    assert asked.refusal is not None
+    assert asked.refusal.code is ErrorCode.INTERNAL_ERROR
+    assert "raised KeyError" in asked.refusal.message
+    assert read.refusal is None
+
+
+def test_null_is_the_default_where_the_schemas_were_strict() -> None:
+    raw = (RawCall(0, "a", "Read", '{"path": "x", "offset": null, "limit": 3}'),)
+    (plain,) = plan(raw, ["a"], builtin_registry())
+    (strict,) = plan(raw, ["a"], builtin_registry(), strict=True)
+
+    assert plain.refusal is not None
+    assert strict.arguments == {"path": "x", "limit": 3}
