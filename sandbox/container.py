@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import docker
 import requests.exceptions
+import urllib3.exceptions
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from sandbox.deaths import Deaths
@@ -13,6 +14,8 @@ from sandbox.engine_stream import ExecStream
 from sandbox.errors import EngineUnavailable, ImageMissing, LossReason
 from sandbox.guest_folder import command_line
 
+FOREIGN = (DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError)
+"""What the engine's client raises; the last but one while a stream of events is read."""
 LOOK_S = 0.2
 """Between looks at what became of a request that was not answered."""
 
@@ -24,7 +27,7 @@ def translated(what: str) -> Iterator[None]:
         yield
     except ImageNotFound as error:
         raise ImageMissing(f"{what}: {error.explanation}") from error
-    except (DockerException, requests.exceptions.RequestException, OSError) as error:
+    except FOREIGN as error:
         raise EngineUnavailable(f"{what}: {error}") from error
 
 

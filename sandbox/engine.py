@@ -23,7 +23,7 @@ from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
 from sandbox.errors import EngineUnavailable, SandboxError
 from sandbox.heart import Heart, Standing
-from sandbox.images import Image, Images, ImageSettings
+from sandbox.images import Image, Images, ImageSettings, PullClient
 from sandbox.pool import fingerprint
 from sandbox.reaper import Held, Reaper
 from sandbox.record import BoxRecord, RecordStore
@@ -76,7 +76,7 @@ class DockerEngine:
         self._settings = settings
         self._records = RecordStore(settings.records_dir)
         with translated("connection to the engine"):
-            self._client = self._connect(settings.timeout_s)
+            self._client = docker.APIClient(**self._client_options(settings.timeout_s))
             self._data_dir = Path(self._client.info().get("DockerRootDir", "/"))
         self._boxes: dict[str, Box] = {}
         self._starting: set[str] = set()
@@ -84,19 +84,23 @@ class DockerEngine:
         self._lock = threading.Lock()
         self._reaper = Reaper(self._client, self._records, settings.node, self._records.installation, settings.clock)
         self.images = Images(
-            self._client, self._connect, settings.images, settings.records_dir / PULLED_IMAGES, clock=settings.clock
+            self._client,
+            lambda silence_s: PullClient(**self._client_options(silence_s)),
+            settings.images,
+            settings.records_dir / PULLED_IMAGES,
+            clock=settings.clock,
         )
         self._deaths = Deaths(self._subscribe)
         self._heart = Heart(self._living, self._standing, settings.heartbeat_s)
 
-    def _connect(self, timeout_s: float) -> docker.APIClient:
-        return docker.APIClient(
-            version="auto",
-            timeout=int(timeout_s),
-            num_pools=8,
-            max_pool_size=self._settings.max_connections,
+    def _client_options(self, timeout_s: float) -> dict[str, Any]:
+        return {
+            "version": "auto",
+            "timeout": int(timeout_s),
+            "num_pools": 8,
+            "max_pool_size": self._settings.max_connections,
             **({"base_url": self._settings.base_url} if self._settings.base_url else kwargs_from_env()),
-        )
+        }
 
     def start(self, spec: BoxSpec, session: str, generation: int, pool_key: str = "") -> Box:
         """A new box, proven to hold its controls. A failed start leaves nothing.

@@ -61,19 +61,26 @@ class Image:
     env: Mapping[str, str]
 
 
+class PullClient(docker.APIClient):
+    """A client whose timeout holds for pulls too: the library reads a pull's events without any."""
+
+    def _set_request_timeout(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**kwargs, "timeout": self.timeout}
+
+
 class Images:
     """Finds, pulls and removes images. Thread-safe."""
 
     def __init__(
         self,
         client: docker.APIClient,
-        new_client: Callable[[float], docker.APIClient],
+        new_client: Callable[[float], PullClient],
         settings: ImageSettings,
         book: Path,
         on_progress: Callable[[str, str], None] = lambda ref, words: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`new_client` makes a client with a timeout; `book` is the file that remembers what was pulled.
+        """`new_client` makes a client with a timeout in seconds; `book` is the file that remembers what was pulled.
 
         `on_progress` is told the image and how far its pull is, from the thread that pulls.
         """
