@@ -50,7 +50,7 @@ class Embedded:
         self._dead_man_s = dead_man_s
         self._own = {"SANDHOG_TOOLS": ":".join(tools)}
         if secrets_dir is not None:
-            self._own["SANDHOG_SECRETS_DIR"] = str(secrets_dir)
+            self._own["SANDHOG_SECRETS_DIR"] = str(secrets_dir.absolute())
         self._restarts = 0
         self._is_closed = False
         self._started: list[subprocess.Popen[bytes]] = []

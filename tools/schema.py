@@ -126,16 +126,17 @@ def _properties(tool: AnyTool) -> dict[str, Schema]:
 
 def _argument(name: str, entry: Schema, tool: AnyTool) -> str:
     required = name in parameters_schema(tool.parameters).get("required", [])
-    return f"{name} ({_type(entry)}{', required' if required else ''})"
+    return f"{name} ({type_words(entry)}{', required' if required else ''})"
 
 
-def _type(entry: Schema) -> str:
+def type_words(entry: Schema) -> str:
+    """Return an argument's type in a few words: `integer ≥ 1`, `"a" | "b"`, `array of string or null`."""
     if "enum" in entry:
         return " | ".join(json.dumps(value) for value in entry["enum"])
     if "anyOf" in entry:
-        return " or ".join(_type(choice) for choice in entry["anyOf"])
+        return " or ".join(type_words(choice) for choice in entry["anyOf"])
     if entry.get("type") == "array":
-        return f"array of {_type(entry['items'])}"
+        return f"array of {type_words(entry['items'])}"
     bounds = [f"≥ {entry['minimum']}"] if "minimum" in entry else []
     bounds += [f"≤ {entry['maximum']}"] if "maximum" in entry else []
     return " ".join([str(entry.get("type", "any")), *bounds])
