@@ -1,7 +1,10 @@
 """Sessions with own tools on real parts: the examples of the documentation, run as they are."""
 
+import asyncio
+import contextlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +18,8 @@ from typing import Any
 import pytest
 
 from coordinator.embedded import Embedded
-from coordinator.scripted import ScriptedCall, Turn
+from coordinator.events import CallFinished, CallStarted
+from coordinator.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.session import Cluster
 from coordinator.wiring import open_cluster
 from tools.loading import LoadedTools, load_tools
@@ -92,6 +96,45 @@ def embedded(
 async def cluster(embedded: Embedded, state_dir: Path, loaded: LoadedTools) -> AsyncIterator[Cluster]:
     async with open_cluster(embedded.redis_url, state_dir, loaded) as opened:
         yield opened
+
+
+@pytest.fixture
+def marker(state_dir: Path) -> Path:
+    """A file that any user may make."""
+    folder = state_dir / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder / "marker"
+
+
+@contextlib.asynccontextmanager
+async def kept_up(embedded: Embedded) -> AsyncIterator[None]:
+    """Restart the worker whenever it dies, as the command line does."""
+
+    async def look_after() -> None:
+        while True:
+            embedded.look_after()
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(look_after())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def text_of(path: Path) -> str:
+    """What a file holds; "" when it is not there."""
+    return path.read_text() if path.exists() else ""
+
+
+async def once_written(path: Path, then: Callable[[], object]) -> None:
+    """Do something as soon as a file holds something."""
+    async with asyncio.timeout(30):
+        while not text_of(path):
+            await asyncio.sleep(0.02)
+    then()
 
 
 def contents(played: Any) -> list[dict[str, Any]]:
@@ -207,6 +250,61 @@ async def test_a_bad_tool_fails_alone(stage: Any, until: Callable[..., None]) ->
 
 
 @pytest.mark.docker
+async def test_a_call_whose_node_dies_runs_once_and_the_session_goes_on(
+    stage: Any, embedded: Embedded, marker: Path
+) -> None:
+    turn = Turn(
+        calls=(
+            ScriptedCall("wait", {"marker": str(marker)}),
+            ScriptedCall("greet", {"name": "you"}),
+        )
+    )
+    worker = embedded.worker_pid
+    async with kept_up(embedded):
+        kill = asyncio.create_task(once_written(marker, lambda: os.kill(worker, signal.SIGKILL)))
+        played = await stage.play([turn, Turn("done")])
+        await kill
+    waited, greeted = contents(played)
+
+    assert played.result.status == "completed"
+    assert waited["error"]["code"] == "OUTCOME_UNKNOWN"
+    assert greeted["text"] == "hello you"
+    (pid,) = text_of(marker).split()
+    assert text_of(Path(f"/proc/{pid}/cmdline")) == ""
+
+
+@pytest.mark.docker
+async def test_a_cancelled_session_ends_its_own_tools(stage: Any, marker: Path) -> None:
+    cancelled = asyncio.Event()
+    turn = Turn(
+        calls=(
+            ScriptedCall("in_box", {"command": "echo > begun; sleep 60"}),
+            ScriptedCall("wait", {"marker": str(marker)}),
+        )
+    )
+    begun = asyncio.create_task(once_written(stage.project / "begun", cancelled.set))
+    played = await stage.play([turn, Turn("done")], cancelled=cancelled)
+    await begun
+
+    assert played.result.status == "cancelled"
+    finished = [event for event in played.events if isinstance(event, CallFinished)]
+    assert [event.error_code for event in finished] == ["CANCELLED", "CANCELLED"]
+    assert text_of(marker) == ""
+
+
+@pytest.mark.docker
+async def test_safe_calls_travel_together(stage: Any) -> None:
+    turn = Turn(calls=tuple(ScriptedCall("greet", {"name": name}) for name in "abc"))
+    played = await stage.play([turn, Turn("done")])
+    started = [event.index for event in played.events if isinstance(event, CallStarted)]
+    first_end = next(at for at, event in enumerate(played.events) if isinstance(event, CallFinished))
+
+    assert started == [0, 1, 2]
+    assert sum(isinstance(event, CallStarted) for event in played.events[:first_end]) == 3
+    assert [answer["text"] for answer in contents(played)] == ["hello a", "hello b", "hello c"]
+
+
+@pytest.mark.docker
 async def test_a_node_without_the_sessions_tools_is_not_taken(embedded: Embedded, state_dir: Path, stage: Any) -> None:
     # Takes as long as nodes with other tools are waited for.
     async with open_cluster(embedded.redis_url, state_dir, load_tools([FILES[1]])) as other:
@@ -242,3 +340,37 @@ def test_tools_that_cannot_be_loaded_are_bad_usage(tmp_path: Path, content: str 
     assert ran.returncode == 2
     assert f"sandhog: Your own tools cannot be loaded: {file}: {words}" in ran.stderr
     assert not (tmp_path / "runs").exists(), "nothing was started"
+
+
+@pytest.mark.docker
+def test_the_command_takes_tools_from_its_option_and_its_environment(state_dir: Path, project: Path) -> None:
+    turn = Turn(calls=(ScriptedCall("current_time", {}), ScriptedCall("greet", {"name": "you"})))
+    with ScriptedEndpoint([turn, Turn("done")]) as endpoint:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(state_dir),
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "SANDHOG_STATE_DIR": str(state_dir),
+            "SANDHOG_TOOLS": str(FILES[0]),
+            "SANDHOG_STRICT_TOOLS": "1",
+            "PYTHONPATH": str(ROOT),
+        }
+        program = "from coordinator.start import main; main()"
+        options = ["--model", "scripted", "--workspace", str(project), "--json", "--tools", str(FILES[1])]
+        ran = subprocess.run(
+            [sys.executable, "-c", program, "run", "do it", *options],
+            cwd=project,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        requests = list(endpoint.requests)
+    assert ran.returncode == 0, ran.stderr
+    offered = {entry["function"]["name"]: entry["function"] for entry in requests[0]["tools"]}
+    assert {"current_time", "greet", "Read"} <= offered.keys()
+    assert offered["greet"]["parameters"]["required"] == ["name", "times"]
+    assert offered["greet"]["strict"] is True
+    answers = [json.loads(one["content"]) for one in requests[-1]["messages"] if one["role"] == "tool"]
+    assert [answer["status"] for answer in answers] == ["success", "success"]
+    assert not list((state_dir / "runs").iterdir())

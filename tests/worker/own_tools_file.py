@@ -92,9 +92,10 @@ def wait(marker: str) -> str:
     """Wait for long.
 
     Args:
-        marker: File that is made first.
+        marker: File that first gets a line.
     """
-    Path(marker).write_text(str(os.getpid()))
+    with Path(marker).open("a") as file:
+        file.write(f"{os.getpid()}\n")
     time.sleep(300)
     return "woke"
 
