@@ -73,6 +73,82 @@ def test_closing_takes_everything_back_and_ends_the_thread(redis_client: redis.R
     assert redis_client.dbsize() == 0
 
 
+def test_a_lease_that_is_another_lifes_by_now_is_left_alone(redis_client: redis.Redis, redis_url: str) -> None:
+    with connect(redis_url) as client:
+        old = Lease(client, LIFE)
+        new = Lease(client, LIFE.model_copy(update={"incarnation": "a-2"}))
+        old.start()
+        new.start()
+        old.close()
+
+        assert redis_client.get(keys.lease("a")) == b"a-2"
+        assert b"a-2" in (redis_client.get(keys.node("a")) or b"")
+        assert redis_client.smembers(keys.NODES) == {b"a"}
+        new.close()
+
+    assert redis_client.dbsize() == 0
+
+
+def test_a_description_of_another_life_is_left_though_its_lease_has_lapsed(
+    redis_client: redis.Redis, redis_url: str
+) -> None:
+    with connect(redis_url) as client:
+        old = Lease(client, LIFE)
+        old.start()
+        redis_client.set(keys.node("a"), LIFE.model_copy(update={"incarnation": "a-2"}).model_dump_json())
+        redis_client.set(keys.lease("a"), "a-2")
+        old._stop.set()
+        redis_client.delete(keys.lease("a"))
+        old.close()
+
+    assert redis_client.exists(keys.node("a")) == 1
+
+
+def test_a_process_that_lost_its_name_to_another_does_not_take_it_back(
+    redis_client: redis.Redis, redis_url: str, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    lapsed = threading.Event()
+    with connect(redis_url) as client:
+        lease = Lease(client, LIFE, on_lapse=lapsed.set, freeze_s=1.5)
+        lease.start()
+        redis_client.set(keys.lease("a"), "a-2")
+
+        assert lapsed.wait(10)
+
+        assert redis_client.get(keys.lease("a")) == b"a-2"
+        assert "another process" in caplog.text
+        lease.close()
+
+
+def test_a_lease_that_stays_away_lapses_once_and_comes_back(redis_client: redis.Redis, redis_url: str) -> None:
+    told: list[str] = []
+    lapsed, returned = threading.Event(), threading.Event()
+
+    def on_lapse() -> None:
+        told.append("lapse")
+        lapsed.set()
+
+    def on_return() -> None:
+        told.append("return")
+        returned.set()
+
+    with connect(redis_url) as client:
+        lease = Lease(client, LIFE, on_lapse=on_lapse, on_return=on_return, freeze_s=1.5)
+        lease.start()
+        path = client.connection_pool.connection_kwargs["path"]
+        client.connection_pool.connection_kwargs["path"] = "/nonexistent/socket"
+        client.connection_pool.disconnect()
+        client.connection_pool.reset()
+        assert lapsed.wait(10)
+        assert not returned.is_set()
+        client.connection_pool.connection_kwargs["path"] = path
+        client.connection_pool.reset()
+        assert returned.wait(10)
+        lease.close()
+
+    assert told == ["lapse", "return"]
+
+
 def test_no_redis_at_the_start_is_an_error() -> None:
     with connect("unix:///nonexistent/socket") as client, pytest.raises(redis.ConnectionError):
         Lease(client, LIFE).start()
