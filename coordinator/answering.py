@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer
     given = ApprovalAnswer(
         answer_id=uuid.uuid4().hex,
         decision="allow" if answer.is_allowed else "deny",
-        by=f"{getpass.getuser()} by sandhog approve",
+        by=f"{_user()} by sandhog approve",
         note=answer.note,
         is_lasting=answer.is_lasting,
     )
@@ -79,6 +80,13 @@ def shown(request: ApprovalRequest) -> list[str]:
     """Return a request in lines, whole."""
     head = f"{request.session} {request.name}: {visible_line(request.tool, 30)} wants a yes: "
     return [head + visible_line(request.reason, 4 * WIDTH), *marked_lines(request.text, request.part, WIDTH)]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
 
 
 async def _everywhere(redis_url: str | None, state_dir: Path, ask: Callable[[Requests], Awaitable[_T]]) -> list[_T]:

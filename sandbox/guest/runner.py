@@ -51,6 +51,8 @@ _NONINTERACTIVE = {
     "VISUAL": "false",
     "GIT_EDITOR": "false",
     "GIT_TERMINAL_PROMPT": "0",
+    # `git status` and its like only look: they neither refresh the index nor run the hook for that.
+    "GIT_OPTIONAL_LOCKS": "0",
     "GIT_ASKPASS": "true",
     "GIT_AUTHOR_NAME": "agent",
     "GIT_AUTHOR_EMAIL": "agent@localhost",

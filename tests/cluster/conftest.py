@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
@@ -113,12 +114,13 @@ class Stage:
         max_steps: int = 20,
         principal: str = LOCAL,
         sinks: tuple[object, ...] = (),
+        **more: Any,
     ) -> Played:
-        """Run one session to its end."""
+        """Run one session to its end; `more` is for its request."""
         wanted = Wanted(self.project, bind=not copy, copy=copy, policy=policy)
         owner = self.project.stat().st_uid
         chosen = choose(wanted, owner_uid=owner, own_uid=os.geteuid())
-        request = SessionRequest("do it", chosen, image, max_steps, apply=apply, principal=principal)
+        request = SessionRequest("do it", chosen, image, max_steps, apply=apply, principal=principal, **more)
         events: list[Event] = []
         with ScriptedEndpoint(script) as endpoint:
             model = ModelClient(ModelSettings("scripted", base_url=endpoint.base_url))

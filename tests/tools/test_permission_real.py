@@ -61,3 +61,20 @@ def test_the_trap_springs(trap: Path, inside: str, context: Callable[..., RunCon
     here = context()
     here.box.run(RunRequest(here.mark, argv=("/bin/bash", "-c", "rm x"), cwd=inside, env={"PATH": f"{inside}/bin"}))
     assert (trap / "ran").exists()
+
+
+def test_looking_by_git_leaves_the_index_and_its_hook_alone(
+    call: Callable[..., ToolResult], put: Callable[[str, str | bytes], Path]
+) -> None:
+    put("f", "content\n")
+    made = call("Bash", command="git init -q . && git add f && git commit -qm one && touch -d '1 hour ago' f")
+    assert made.status == "success", made
+    hook = put(".git/hooks/post-index-change", "#!/bin/sh\n: > ran\n")
+    hook.chmod(0o755)
+    index = hook.parent.parent / "index"
+    before = index.read_bytes()
+    for command in ("git status", "git log -p --oneline", "git show", "git blame f", "git ls-files -m"):
+        assert decide("Bash", {"command": command}, GUARDED).decision is Decision.ALLOW
+        assert call("Bash", command=command).status == "success"
+    assert index.read_bytes() == before
+    assert not (hook.parents[2] / "ran").exists()
