@@ -24,6 +24,7 @@ from sandbox.egress.settings import EgressSettings, proxy_variables
 from sandbox.errors import EngineUnavailable, SandboxError
 from sandbox.heart import Heart, Standing
 from sandbox.images import Image, Images, ImageSettings, PullClient
+from sandbox.lifeline import Lifeline
 from sandbox.pool import fingerprint
 from sandbox.reaper import Held, Reaper
 from sandbox.record import BoxRecord, RecordStore
@@ -200,7 +201,7 @@ class DockerEngine:
             return
         self._records.remove(record.box_id)
 
-    def _forget(self, box: Box) -> None:
+    def _forget(self, box: Lifeline) -> None:
         with self._lock:
             self._boxes.pop(box.box_id, None)
         self._records.remove(box.box_id)
