@@ -278,7 +278,7 @@ async def test_a_cancelled_session_ends_its_own_tools(stage: Any, marker: Path) 
     cancelled = asyncio.Event()
     turn = Turn(
         calls=(
-            ScriptedCall("in_box", {"command": "echo > begun; sleep 60"}),
+            ScriptedCall("long_in_box", {"command": "echo > begun; sleep 60"}),
             ScriptedCall("wait", {"marker": str(marker)}),
         )
     )
@@ -289,6 +289,7 @@ async def test_a_cancelled_session_ends_its_own_tools(stage: Any, marker: Path) 
     assert played.result.status == "cancelled"
     finished = [event for event in played.events if isinstance(event, CallFinished)]
     assert [event.error_code for event in finished] == ["CANCELLED", "CANCELLED"]
+    assert "long_in_box was cancelled and ended" in finished[0].answer, "the node says so: it did not wait for the box"
     assert text_of(marker) == ""
 
 

@@ -173,6 +173,16 @@ def in_box(command: str, context: ToolContext) -> dict[str, Any]:
     }
 
 
+@tool(runs_on="box", timeout_s=100)
+def long_in_box(command: str, context: ToolContext) -> str:
+    """Run a long command in the box.
+
+    Args:
+        command: The command.
+    """
+    return context.box.run(command, timeout_s=90).stdout
+
+
 @tool
 def wants_box(context: ToolContext) -> str:
     """Ask for a box that it does not have."""
