@@ -71,6 +71,8 @@ class SessionStarted(_Event):
     """The system message, so that the history can be rebuilt from the transcript alone."""
     generation: int = 1
     """Counts the owners of the session; each writes its own transcript segment."""
+    rules: str = ""
+    """The user's own policy as it travels with each call; "" if there is none."""
 
 
 class StepStarted(_Event):

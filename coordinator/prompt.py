@@ -10,6 +10,21 @@ class PromptFacts:
     policy: str
     is_copy: bool
     max_steps: int
+    has_rules: bool = False
+    """The user has a policy of their own."""
+    is_read_only: bool = False
+
+
+def _rules(facts: PromptFacts) -> str:
+    if facts.is_read_only:
+        return "You may only read: commands and tools that could change anything are denied."
+    if facts.policy == "guarded":
+        words = "Commands beyond plain reading, and all edits, are asked of a human first and may be denied"
+    elif facts.has_rules:
+        words = "The user's policy allows some commands and denies others, or asks a human first"
+    else:
+        return "You may run any command; the sandbox is the boundary."
+    return f"{words}; do not try to get around a denial."
 
 
 def system_prompt(facts: PromptFacts) -> str:
@@ -19,12 +34,7 @@ def system_prompt(facts: PromptFacts) -> str:
         if facts.is_copy
         else "the user's own directory"
     )
-    rules = (
-        "Commands beyond plain reading, and all edits, are asked of a human first and may be denied; "
-        "do not try to get around a denial."
-        if facts.policy == "guarded"
-        else "You may run any command; the sandbox is the boundary."
-    )
+    rules = _rules(facts)
     return "\n".join(
         [
             "You are a coding agent. You work by calling tools that run in a sealed Linux sandbox.",

@@ -33,7 +33,7 @@ from coordinator.store import Store
 from coordinator.transcript import Transcript
 from coordinator.workspace_choice import Chosen
 from tools.registry import Registry
-from tools.rules import Rules
+from tools.rules import Rules, rules_to_text
 from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class SessionRunner:
                 policy=request.workspace.policy.value,
                 is_copy=request.workspace.mode is WorkspaceMode.COPY,
                 max_steps=request.max_steps,
+                has_rules=request.rules is not None,
+                is_read_only=request.is_read_only,
             )
         )
         history = History(system)
@@ -215,6 +217,7 @@ class SessionRunner:
             image=request.image,
             max_steps=request.max_steps,
             system=system,
+            rules=rules_to_text(request.rules),
         )
 
     @property

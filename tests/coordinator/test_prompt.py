@@ -21,6 +21,13 @@ def test_the_policies_are_told_apart() -> None:
     assert "asked of a human" not in boxed
 
 
+def test_rules_and_reading_only_are_said() -> None:
+    assert "The user's policy allows some" in system_prompt(PromptFacts("boxed", False, 5, has_rules=True))
+    only_reads = system_prompt(PromptFacts("boxed", False, 5, is_read_only=True))
+    assert "You may only read" in only_reads
+    assert "may run any command" not in only_reads
+
+
 @pytest.mark.parametrize("steps", [1, 40])
 def test_the_number_of_replies_is_said(steps: int) -> None:
     assert f"at most {steps} replies" in system_prompt(PromptFacts("boxed", False, steps))

@@ -296,3 +296,11 @@ def test_more_rules_behind_change_nothing_that_was_decided(
 def test_a_hostile_text_is_decided_without_trying_all_combinations(command: str, expected: Decision) -> None:
     rules = policy(*[(DENY, f"git ... --f{number} ... x") for number in range(100)], otherwise=Otherwise.POLICY)
     assert decision_of(command, rules, Policy.BOXED) is expected
+
+
+def test_the_examples_of_the_documentation_hold() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    examples = [block.partition("```")[0] for block in page.split("```toml\n")[1:]]
+    assert len(examples) == 2
+    for example in examples:
+        assert read(example).rules
