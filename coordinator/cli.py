@@ -73,6 +73,12 @@ def run(
         bool, typer.Option("--apply", help="Put the patch of a private copy into the directory at the end.")
     ] = False,
     image: Image = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Limits of the box: small, medium, large or your own (SANDHOG_PROFILE).", show_default="medium"
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model name (SANDHOG_MODEL).")] = None,
     policy: Annotated[
         Policy | None, typer.Option(help="guarded asks for all but reading; boxed allows.", show_default="by workspace")
@@ -106,6 +112,7 @@ def run(
         prompt=_prompt(prompt),
         workspace=chosen,
         image=image or settings.image,
+        profile=profile or settings.profile,
         max_steps=max_steps,
         apply=apply,
         rules=rules_of(policy_file or settings.policy_file, own.registry),

@@ -33,6 +33,9 @@ PASSED_ON = (
     "DOCKER_TLS_VERIFY",
     "XDG_RUNTIME_DIR",
     "PYTHONPATH",
+    "SANDHOG_PROFILES",
+    "SANDHOG_ALLOW_OPEN_NETWORK",
+    "SANDHOG_PROOFS_DIR",
 )
 """What the worker gets of this process's environment: no key of any kind."""
 

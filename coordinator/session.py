@@ -34,7 +34,7 @@ from coordinator.transcript import Transcript
 from coordinator.workspace_choice import Chosen
 from tools.registry import Registry
 from tools.rules import Rules, rules_to_text
-from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
+from worker.contract.orders import DEFAULT_PROFILE, BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class SessionRequest:
     """How long a human's answer is waited for."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """What else is known of the principal; told to own tools."""
+    profile: str = DEFAULT_PROFILE
+    """Name of the box's limits and boundaries."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,7 @@ class SessionRunner:
             workspace=str(request.workspace.directory),
             workspace_mode=request.workspace.mode,
             as_root=request.workspace.as_root,
+            profile=request.profile,
         )
 
     async def _take_seat(self) -> Seat:

@@ -6,6 +6,8 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from worker.contract.orders import DEFAULT_PROFILE
+
 DEFAULT_IMAGE = "sandhog-box:latest"
 
 
@@ -40,6 +42,8 @@ class Settings(BaseSettings):
     """Embedded cluster: a box whose worker has been silent this long ends by itself."""
     image: str = DEFAULT_IMAGE
     """Image of the boxes."""
+    profile: str = DEFAULT_PROFILE
+    """Limits and boundaries of the boxes: small, medium, large or one of the nodes' own."""
     policy_file: Path | None = None
     """A policy of your own, asked before guarded or boxed; see docs/policies.md."""
     approval_s: float = Field(default=600.0, gt=0, le=86_400)

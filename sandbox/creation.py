@@ -6,9 +6,10 @@ import docker
 from docker.types import LogConfig, Mount, Ulimit
 
 from sandbox import wire
+from sandbox.deaths import RUNTIME_LABEL
 from sandbox.guest_folder import command_line
 from sandbox.record import BoxRecord
-from sandbox.spec import BoxSpec
+from sandbox.spec import BoxSpec, Network
 
 CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN"]
 """For the spawner and the guest: to become the agent, to end its processes, to give it its home."""
@@ -18,32 +19,41 @@ LABEL, NODE_LABEL, BOX_LABEL, BORN_LABEL, PROFILE_LABEL = (
 INSTALLATION_LABEL = "sandhog.installation"
 """Which records directory leads to the box: two installations may call their nodes alike on one engine."""
 NAME_PREFIX = "sandhog-"
+TASKS_OF_GVISOR = 512
+"""Threads of the sandbox process itself, which are charged to the box on the host."""
+HOST_TASKS_PER_TASK = 4
+"""gVisor keeps up to so many tasks of the host for one of the box."""
 
 
 def create(
-    client: docker.APIClient, spec: BoxSpec, record: BoxRecord, guest_folder: Path, image_env_names: list[str]
+    client: docker.APIClient,
+    spec: BoxSpec,
+    record: BoxRecord,
+    guest_folder: Path,
+    image_env_names: list[str],
+    host_cpus: float,
 ) -> None:
-    """Make the container of a box, without starting it."""
+    """Make the container of a box, without starting it.
+
+    `host_cpus`: how many the machine has; the engine refuses to give more.
+    """
     limits = spec.limits
     host_config = client.create_host_config(
         mounts=_mounts(spec, guest_folder),
-        tmpfs={wire.SOCKET_DIR: "size=1m,mode=0700"},
+        tmpfs=_tmpfs(spec),
         init=True,
         auto_remove=True,
         cap_drop=["ALL"],
         cap_add=CAPABILITIES,
         security_opt=["no-new-privileges:true"],
-        network_mode="none",
+        network_mode="bridge" if spec.network is Network.OPEN else "none",
         ipc_mode="private",
         mem_limit=limits.memory_bytes,
         memswap_limit=limits.memory_bytes,
-        nano_cpus=int(limits.cpus * 1e9),
-        pids_limit=limits.pids,
+        nano_cpus=int(min(limits.cpus, host_cpus) * 1e9),
+        pids_limit=limits.pids * HOST_TASKS_PER_TASK + TASKS_OF_GVISOR if spec.is_gvisor else limits.pids,
         shm_size=limits.shm_bytes,
-        ulimits=[
-            Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
-            Ulimit(name="core", soft=0, hard=0),
-        ],
+        ulimits=_ulimits(spec),
         log_config=LogConfig(type="none"),
         runtime=spec.runtime,
     )
@@ -66,9 +76,32 @@ def create(
             BOX_LABEL: record.box_id,
             BORN_LABEL: str(int(record.born)),
             PROFILE_LABEL: record.profile,
+            RUNTIME_LABEL: spec.runtime or "",
         },
         host_config=host_config,
     )
+
+
+def _tmpfs(spec: BoxSpec) -> dict[str, str]:
+    """What lies in memory. Programs may be run from /tmp and the home, as on any machine."""
+    limits = spec.limits
+    return {
+        wire.SOCKET_DIR: "size=1m,mode=0700",
+        "/tmp": f"exec,mode=1777,size={limits.tmp_size_bytes}",
+        wire.HOME: f"exec,mode=0755,size={limits.home_size_bytes}",
+    }
+
+
+def _ulimits(spec: BoxSpec) -> list[Ulimit]:
+    """Limits of each process; those of the whole box are the control group's, where the runtime heeds it."""
+    limits = spec.limits
+    wanted = {"nofile": limits.open_files, "core": 0}
+    if spec.is_gvisor:
+        # Its kernel counts users of its own, so no other box and nobody on the host is counted with them.
+        wanted["nproc"] = limits.pids
+    if "memory" in spec.allow_weak:
+        wanted["as"] = limits.memory_bytes
+    return [Ulimit(name=name, soft=value, hard=value) for name, value in wanted.items()]
 
 
 def _mounts(spec: BoxSpec, guest_folder: Path) -> list[Mount]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from sandbox.errors import LossReason
 
+RUNTIME_LABEL = "sandhog.runtime"
+"""On each container; the engine's events carry its labels."""
 REMEMBERED = 1000
 OOM_WINDOW_S = 5.0
 WAIT_S = 1.0
@@ -19,15 +21,20 @@ SIGKILL_EXIT = 137
 class Deaths:
     """Listens to the events of one node's containers in a thread of its own."""
 
-    def __init__(self, subscribe: Callable[[], Any]) -> None:
-        """`subscribe` opens the stream of events: an iterator with `close`; it may raise anything."""
+    def __init__(self, subscribe: Callable[[], Any], on_hung: Callable[[str], None] = lambda _: None) -> None:
+        """`subscribe` opens the stream of events: an iterator with `close`; it may raise anything.
+
+        `on_hung` is told of a container that will never answer again, in a thread of its own.
+        """
         self._subscribe = subscribe
+        self._on_hung = on_hung
         self._stream: Any = None
         self._closed = threading.Event()
         self._changed = threading.Condition()
         self._deaths: OrderedDict[str, tuple[LossReason, str]] = OrderedDict()
         self._ooms: OrderedDict[str, float] = OrderedDict()
         self._kills: OrderedDict[str, str] = OrderedDict()
+        self._hung: OrderedDict[str, None] = OrderedDict()
         self._thread = threading.Thread(target=self._listen, name="engine-events", daemon=True)
         self._thread.start()
 
@@ -62,6 +69,10 @@ class Deaths:
         with self._changed:
             if action == "oom":
                 _remember(self._ooms, name, time.monotonic())
+                if attributes.get(RUNTIME_LABEL, "").startswith("runsc") and name not in self._hung:
+                    # The kernel killed a part of gVisor, which never answers again.
+                    _remember(self._hung, name, None)
+                    threading.Thread(target=self._on_hung, args=(name,), name="box-hung", daemon=True).start()
             elif action == "kill":
                 _remember(self._kills, name, attributes.get("signal", ""))
             elif action == "die":
@@ -69,6 +80,8 @@ class Deaths:
                 self._changed.notify_all()
 
     def _explain(self, name: str, exit_code: str) -> tuple[LossReason, str]:
+        if name in self._hung:
+            return LossReason.OOM, "the box's memory limit ended it"
         if name in self._kills:
             return LossReason.KILLED, f"the container was killed (signal {self._kills[name]})"
         if exit_code == str(SIGKILL_EXIT) and time.monotonic() - self._ooms.get(name, -1e9) < OOM_WINDOW_S:

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from sandbox.creation import INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
 from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
-from sandbox.errors import EngineUnavailable, SandboxError
+from sandbox.errors import EngineUnavailable, LossReason, SandboxError
 from sandbox.heart import Heart, Standing
 from sandbox.images import Image, Images, ImageSettings, PullClient
 from sandbox.lifeline import Lifeline
+from sandbox.machine import UnsupportedEngine, check_supported, parse_machine
 from sandbox.pool import fingerprint
+from sandbox.proofs import CANARY, Proofs
 from sandbox.reaper import Held, Reaper
 from sandbox.record import BoxRecord, RecordStore
 from sandbox.requests import CallMark, RunRequest
@@ -46,6 +49,8 @@ class EngineSettings:
     guest_folder: Path
     """The installed guest folder, as the engine's host sees it (see `guest_folder.install`)."""
     records_dir: Path
+    proofs_dir: Path | None = None
+    """Where it is kept what was proven once of images on engines; several nodes may share it. None: in memory."""
     base_url: str | None = None
     """The engine's address; None is DOCKER_HOST or the local socket."""
     timeout_s: float = 60.0
@@ -73,12 +78,19 @@ class DockerEngine:
 
         Raises:
             EngineUnavailable: it does not answer.
+            UnsupportedEngine: it is set up in a way that boxes cannot stand.
         """
         self._settings = settings
         self._records = RecordStore(settings.records_dir)
         with translated("connection to the engine"):
             self._client = docker.APIClient(**self._client_options(settings.timeout_s))
-            self._data_dir = Path(self._client.info().get("DockerRootDir", "/"))
+            self.machine = parse_machine(self._client.info())
+        try:
+            check_supported(self.machine, settings.guest_folder)
+        except UnsupportedEngine:
+            self._client.close()
+            raise
+        self._proofs = Proofs(settings.proofs_dir, self.machine, settings.guest_folder, self._start_canary)
         self._boxes: dict[str, Box] = {}
         self._starting: set[str] = set()
         self._starts = threading.Semaphore(settings.concurrent_starts)
@@ -91,7 +103,7 @@ class DockerEngine:
             settings.records_dir / PULLED_IMAGES,
             clock=settings.clock,
         )
-        self._deaths = Deaths(self._subscribe)
+        self._deaths = Deaths(self._subscribe, self._lose_hung)
         self._heart = Heart(self._living, self._standing, settings.heartbeat_s)
 
     def _client_options(self, timeout_s: float) -> dict[str, Any]:
@@ -117,22 +129,47 @@ class DockerEngine:
             BoxLost: the box ended before it was ready.
         """
         parse_rules(spec.egress)
-        places = (self._data_dir, self._settings.records_dir, spec.workspace_dir)
+        places = (self.machine.data_dir, self._settings.records_dir, spec.workspace_dir)
         check_room(places, self._settings.min_free_bytes)
         with self.images.held(spec.image) as image, self._starts:
-            record = self._new_record(spec, image, session, generation, pool_key)
-            self._starting.add(record.box_id)
+            # Tried while the box itself starts; nobody gets the box before it is known.
+            proof = self._proofs.begin(spec, image.id)
             try:
-                self._records.save(record)
-                self._make(spec, record, list(image.env))
-                box = self._link(record, (image.env, {**proxy_variables(spec.egress), **spec.env}))
-                self._prove(box, spec)
-            except BaseException:
-                self._discard(record)
-                raise
+                box = self._start_checked(spec, image, session, generation, pool_key)
             finally:
-                self._starting.discard(record.box_id)
+                # Also a start that failed leaves nothing behind.
+                wait([proof])
+            try:
+                proof.result()
+            except BaseException:
+                box.close()
+                raise
         return box
+
+    def _start_checked(self, spec: BoxSpec, image: Image, session: str, generation: int, pool_key: str) -> Box:
+        record = self._new_record(spec, image, session, generation, pool_key)
+        self._starting.add(record.box_id)
+        try:
+            self._records.save(record)
+            self._make(spec, record, list(image.env))
+            box = self._link(record, (image.env, {**proxy_variables(spec.egress), **spec.env}))
+            self._prove(box, spec)
+        except BaseException:
+            self._discard(record)
+            raise
+        finally:
+            self._starting.discard(record.box_id)
+        return box
+
+    def _lose_hung(self, name: str) -> None:
+        with self._lock:
+            box = self._boxes.get(name.removeprefix(NAME_PREFIX))
+        if box is not None:
+            box.lose(LossReason.OOM, "the box's memory limit ended it")
+
+    def _start_canary(self, spec: BoxSpec) -> Box:
+        with self.images.held(spec.image) as image:
+            return self._start_checked(spec, image, CANARY, 0, "")
 
     def _new_record(self, spec: BoxSpec, image: Image, session: str, generation: int, pool_key: str) -> BoxRecord:
         box_id = self._settings.new_id()
@@ -165,7 +202,7 @@ class DockerEngine:
         folder, timeout_s = self._settings.guest_folder, self._settings.timeout_s
         with translated(f"start of box {record.box_id}"):
             settled(
-                lambda: create(self._client, spec, record, folder, image_env_names),
+                lambda: create(self._client, spec, record, folder, image_env_names, self.machine.cpus),
                 lambda: state_of(self._client, record.container) is not None,
                 timeout_s,
             )
@@ -232,7 +269,7 @@ class DockerEngine:
             if box_id in held:
                 continue
             record = self._records.load(box_id)
-            if state != "running" or record is None or self._reaper.is_expired(record):
+            if state != "running" or record is None or record.session == CANARY or self._reaper.is_expired(record):
                 self._reaper.remove(box_id)
                 continue
             try:

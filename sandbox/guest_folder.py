@@ -27,6 +27,7 @@ SCRIPTS = {
     "spawner.py": PACKAGE / "guest" / "spawner.py",
     "relay.py": PACKAGE / "guest" / "relay.py",
     "guest.py": PACKAGE / "guest" / "__main__.py",
+    "canary.py": PACKAGE / "guest" / "canary.py",
 }
 BUILD_TIMEOUT_S = 120
 _PYTHON = f"{wire.GUEST_FOLDER}/bin/python3"
@@ -129,7 +130,9 @@ def _probe(folder: Path, interpreter: Path) -> dict[str, Any]:
     """Let the interpreter compile its own modules into the folder; what it found of itself."""
     request = {
         "package_root": str(PACKAGE.parent),
-        "guest_modules": [_module_name(path) for path in _guest_sources() if path.stem not in ("__main__", "spawner")],
+        "guest_modules": [
+            _module_name(path) for path in _guest_sources() if path.stem not in ("__main__", "spawner", "canary")
+        ],
         "files": {f"sandbox/{path.relative_to(PACKAGE)}": str(path) for path in _guest_sources()},
         "scripts": {name: str(path) for name, path in SCRIPTS.items()},
         "folder": str(folder),

@@ -118,6 +118,10 @@ class Lifeline:
         """End and remove the container; requests under way get BoxLost. More than once does no harm."""
         self._lose(LossReason.ENDED, "the box was closed")
 
+    def lose(self, reason: LossReason, detail: str) -> None:
+        """End the box because of what was seen of it from outside; requests under way get BoxLost with the reason."""
+        self._lose(reason, detail)
+
     def let_go(self) -> None:
         """Close the link only; the box lives on until its dead-man timer or until it is adopted."""
         with self._lock:

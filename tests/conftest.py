@@ -64,6 +64,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         without_server(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _shared_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What one test proved of an image on the engine, the next need not prove again."""
+    os.environ["SANDHOG_PROOFS_DIR"] = str(tmp_path_factory.mktemp("proofs"))
+    yield
+    del os.environ["SANDHOG_PROOFS_DIR"]
+
+
 @pytest.fixture(scope="session")
 def docker_engine_or_skip() -> None:
     """For fixtures that need the engine without their test saying so."""

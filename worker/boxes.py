@@ -17,11 +17,12 @@ from sandbox.box import Box
 from sandbox.engine import DockerEngine
 from sandbox.errors import BoxLost, SandboxError
 from sandbox.pool import PoolSettings
-from sandbox.spec import BoxSpec, Limits
+from sandbox.profiles import Profile
 from worker import workspace
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.errors import BoxUnavailable, WorkspaceRefused
 from worker.places import Places
+from worker.specs import Specs
 from worker.warm import WarmBoxes
 from worker.workspace import Workspace
 
@@ -60,6 +61,8 @@ class _Seat:
     """Of the session, as the box's record has it."""
     renewed_at: float = 0.0
     used_at: float = 0.0
+    idle_s: int | None = None
+    """After how long without a call its box is ended, if its profile says so."""
     is_placeless: bool = False
     """Its box was ended for idleness and its place given back."""
 
@@ -77,14 +80,15 @@ class Boxes:
         nursery: Path | None = None,
         idle_s: float = IDLE_S,
         places: Places | None = None,
+        profiles: Mapping[str, Profile] | None = None,
+        allow_open_network: bool = False,
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back."""
         self._engine = engine
-        self._dead_man_s = dead_man_s
+        self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
         self._idle_s = idle_s
         self._places = places
         self._warm = WarmBoxes(engine, pool, nursery, self.used) if pool is not None and nursery is not None else None
-        self._env = dict(env or {})
         self._seats: dict[str, _Seat] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         """Generation in which each session was ended here."""
@@ -130,6 +134,7 @@ class Boxes:
                 self._take_place(seat, order.session)
                 self._sit(seat, self._start(seat, order), order.generation)
             assert seat.box is not None
+            seat.idle_s = self._specs.profile_of(order).idle_s
             self._go_on(seat, seat.box, order)
             return seat.box
 
@@ -142,10 +147,11 @@ class Boxes:
             if not seat.lock.acquire(blocking=False):
                 continue
             try:
-                if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < self._idle_s:
+                idle_s = seat.idle_s or self._idle_s
+                if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < idle_s:
                     continue
                 _end(seat)
-                seat.note = IDLE_NOTE.format(minutes=f"{self._idle_s / 60:g}") + KEPT_AND_LOST
+                seat.note = IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST
                 if self._places is not None:
                     self._places.give_back(session)
                     seat.is_placeless = True
@@ -242,7 +248,7 @@ class Boxes:
         try:
             if order.generation > seat.generation or seat.used_at - seat.renewed_at > RENEW_S:
                 generation = max(order.generation, seat.generation)
-                self._engine.renew(box, order.session, generation, BoxSpec.lifetime_s)
+                self._engine.renew(box, order.session, generation, self._specs.profile_of(order).lifetime_s)
                 seat.generation, seat.renewed_at = generation, seat.used_at
             # Whoever orders under the present generation owns the session: nobody else need be asked.
             if box.is_frozen and not box.wants_frozen and order.generation == seat.generation:
@@ -253,34 +259,22 @@ class Boxes:
 
     def _start(self, seat: _Seat, order: BoxOrder) -> Box:
         try:
-            handed = self._warm.hand_over(order, self._spec(order, NOWHERE)) if self._warm is not None else None
-            if handed is not None:
-                box, seat.workspace = handed
-                return box
+            order = self._specs.resolved(order)
             if self._warm is not None:
+                # A warm box is born with a user of its own.
+                handed = None if order.as_root else self._warm.hand_over(order, self._specs.spec(order, NOWHERE))
+                if handed is not None:
+                    box, seat.workspace = handed
+                    return box
                 self._warm.make_room()
             seat.workspace = seat.workspace or workspace.prepare(order)
-            spec = self._spec(order, seat.workspace)
+            spec = self._specs.spec(order, seat.workspace)
             return self._engine.start(spec, session=order.session, generation=order.generation)
         except (WorkspaceRefused, SandboxError) as exc:
             raise BoxUnavailable(str(exc)) from exc
         except OSError as exc:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
-
-    def _spec(self, order: BoxOrder, place: Workspace) -> BoxSpec:
-        return BoxSpec(
-            image=order.image,
-            workspace_dir=Path(place.directory),
-            spill_dir=place.spill_dir,
-            uid=place.uid,
-            gid=place.gid,
-            limits=Limits(),
-            env=self._env,
-            runtime=order.runtime,
-            dead_man_s=self._dead_man_s,
-            profile=order.profile,
-        )
 
 
 def _end(seat: _Seat) -> None:

@@ -48,6 +48,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
                 node=settings.node,
                 guest_folder=folder,
                 records_dir=settings.own_dir / "boxes",
+                proofs_dir=settings.proofs_dir or settings.state_dir / "proofs",
                 min_free_bytes=settings.min_free_mib * MIB,
                 images=_images(settings),
                 standing=Owners(client, settings.node),
@@ -83,5 +84,7 @@ def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) ->
         pool=PoolSettings(min_idle=settings.pool_min, max_idle=most, total=settings.places) if most else None,
         nursery=settings.state_dir / "warm" / settings.node,
         idle_s=settings.idle_s,
+        profiles=settings.profiles,
+        allow_open_network=settings.allow_open_network,
         places=Places(client, settings.node, settings.places),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from sandbox.profiles import Profile
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
 
@@ -61,6 +62,12 @@ class NodeSettings(BaseSettings):
     node are neither counted nor removed."""
     registries: dict[str, RegistrySettings] = {}
     """Who pulls from which registry, as JSON: `{"ghcr.io": {"username": "…", "password": "…"}}`."""
+    profiles: dict[str, Profile] = {}
+    """Own profiles beside small, medium and large, as JSON: `{"big": {"memory": "16GiB", "cpus": 8}}`."""
+    allow_open_network: bool = False
+    """Whether boxes may have the engine's network (profiles with `network: open`)."""
+    proofs_dir: Path | None = None
+    """What was proven once of images on engines; default: `<state_dir>/proofs`."""
     owner_fd: int | None = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
     run_dir: Path | None = None

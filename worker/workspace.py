@@ -118,7 +118,7 @@ def _copy(order: BoxOrder, session_dir: Path, newborn: Newborn | None) -> Worksp
         _source(order, session_dir)
     spill_dir = _make_session_dir(session_dir)
     with _locked(session_dir):
-        uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order.session)
+        uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order)
         copier = Copier(uid, gid) if os.geteuid() == 0 else Copier()
         if not work.exists():
             _make_copy(_source(order, session_dir), work, base, copier, newborn)
@@ -127,14 +127,21 @@ def _copy(order: BoxOrder, session_dir: Path, newborn: Newborn | None) -> Worksp
     return Workspace(work, uid, gid, spill_dir, WorkspaceMode.COPY, copier.special_files)
 
 
-def _owner_of(work: Path, session: str) -> tuple[int, int]:
+def _owner_of(work: Path, order: BoxOrder) -> tuple[int, int]:
     """Return the user that a session's first box had, or is to have."""
     if os.geteuid() != 0:
+        if order.as_root:
+            raise WorkspaceRefused(
+                f"Commands of profile {order.profile!r} run as root, but this worker is uid {os.geteuid()} and cannot "
+                "give files to root. Start the worker as root, or name another profile."
+            )
         return os.geteuid(), os.getegid()
+    if order.as_root:
+        return 0, 0
     try:
         status = work.lstat()
     except FileNotFoundError:
-        return (agent_uid(session),) * 2
+        return (agent_uid(order.session),) * 2
     if status.st_uid == 0 or not stat.S_ISDIR(status.st_mode):
         raise WorkspaceRefused(f"{work} is not as it was left: it should be a directory that root does not own.")
     return status.st_uid, status.st_gid

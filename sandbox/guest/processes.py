@@ -1,11 +1,16 @@
 """Which processes of the box belong to which call, and what the kernel says of the box."""
 
 import os
+import resource
 import signal
 from contextlib import suppress
 
+from sandbox.wire import HOME, WORKSPACE
+
 MARKER_BASE = 0x40000000
 """A call's marker is a supplementary group from here on: inherited by every child, and no child can drop it."""
+BOUNDED_PLACES = (WORKSPACE, "/tmp", HOME, "/dev/shm")
+FULL_BYTES = 16 * 1024
 
 
 def marked_processes() -> tuple[dict[int, list[int]], int]:
@@ -73,6 +78,7 @@ class Kernel:
     def __init__(self) -> None:
         self._tasks_fd = _open_first("/sys/fs/cgroup/pids/pids.current", "/sys/fs/cgroup/pids.current")
         self._oom_fd = _open_first("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events")
+        self._pids_events_fd = _open_first("/sys/fs/cgroup/pids/pids.events", "/sys/fs/cgroup/pids.events")
 
     def task_count(self) -> int | None:
         """Processes and threads in the box, zombies too."""
@@ -82,11 +88,32 @@ class Kernel:
 
     def oom_kills(self) -> int:
         """How many processes were killed for memory since the box began."""
-        if self._oom_fd is None:
-            return 0
-        text = os.pread(self._oom_fd, 512, 0)
-        start = text.find(b"oom_kill ")
-        return int(text[start + 9 :].split(None, 1)[0]) if start >= 0 else 0
+        return _counter(self._oom_fd, b"oom_kill ")
+
+    def refused_tasks(self) -> int:
+        """How often a process or thread was not made because the box had as many as it may."""
+        return _counter(self._pids_events_fd, b"max ")
+
+
+def _counter(fd: int | None, name: bytes) -> int:
+    if fd is None:
+        return 0
+    text = b"\n" + os.pread(fd, 512, 0)
+    start = text.find(b"\n" + name)
+    return int(text[start + 1 + len(name) :].split(None, 1)[0]) if start >= 0 else 0
+
+
+def full_places() -> list[str]:
+    """Which places of the box have no room left for a file of some size."""
+    full = []
+    for path in BOUNDED_PLACES:
+        try:
+            size = os.statvfs(path)
+        except OSError:
+            continue
+        if size.f_blocks and size.f_bavail * size.f_frsize < FULL_BYTES:
+            full.append(path)
+    return full
 
 
 def _open_first(*paths: str) -> int | None:
@@ -109,7 +136,7 @@ _FACT_FILES = {
 
 def facts(guest_folder: str, workspace: str, spill: str) -> dict[str, str]:
     """What holds for the box as seen from inside, by name; what cannot be seen is missing."""
-    seen: dict[str, str] = {}
+    seen = {"kernel": os.uname().release}
     for name, paths in _FACT_FILES.items():
         for path in paths:
             try:
@@ -119,15 +146,30 @@ def facts(guest_folder: str, workspace: str, spill: str) -> dict[str, str]:
             except OSError:
                 continue
     with open("/proc/meminfo", "rb") as meminfo:
-        seen["host_swap"] = _field(meminfo.read(), b"\nSwapTotal:").strip().decode()
+        text = meminfo.read()
+    seen["host_swap"] = _field(text, b"\nSwapTotal:").strip().decode()
+    seen["memory_total"] = _field(b"\n" + text, b"\nMemTotal:").strip().decode()
     with open("/proc/net/dev", encoding="ascii", errors="replace") as file:
         names = [line.split(":")[0].strip() for line in file.readlines()[2:]]
     seen["interfaces"] = " ".join(sorted(names))
+    seen["nofile"] = str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    seen["nproc"] = str(resource.getrlimit(resource.RLIMIT_NPROC)[1])
+    mounts = _mount_options()
     for name, path in (("guest_folder", guest_folder), ("workspace", workspace), ("spill", spill)):
-        seen[f"{name}_mount"] = "ro" if os.statvfs(path).f_flag & os.ST_RDONLY else "rw"
-    try:
-        shm = os.statvfs("/dev/shm")
-        seen["shm_bytes"] = str(shm.f_blocks * shm.f_frsize)
-    except OSError:
-        pass
+        seen[f"{name}_mount"] = mounts.get(path, "").partition(",")[0]
+    for name, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("home", HOME)):
+        try:
+            size = os.statvfs(path)
+        except OSError:
+            continue
+        # What is no mount of its own is as large as the machine's disk: not bounded.
+        if path in mounts:
+            seen[f"{name}_bytes"] = str(size.f_blocks * size.f_frsize)
     return seen
+
+
+def _mount_options() -> dict[str, str]:
+    """Options of each mount by its path; statvfs shows only the kernel's own, and not every kernel has them."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        lines = [line.split() for line in file]
+    return {words[1]: words[3] for words in lines if len(words) > 3}

@@ -161,12 +161,24 @@ def make_home(uid: int, gid: int) -> None:
     """A home directory and, where the image allows it, a name for the agent's user."""
     for path, owner in (("/home", 0), ("/home/agent", uid)):
         try:
-            posix.mkdir(path, 0o755)
+            if not is_directory(path):
+                posix.mkdir(path, 0o755)
+            elif not owner:
+                continue
+            # Also one that is there already: it was mounted for this box, and belongs to root.
             posix.chown(path, owner, gid if owner else 0)
         except OSError:
             pass
     for path, line in (("/etc/passwd", f"agent:x:{uid}:{gid}::/home/agent:/bin/sh"), ("/etc/group", f"agent:x:{gid}:")):
         name_it(path, line, f":x:{uid if 'passwd' in path else gid}:")
+
+
+def is_directory(path: str) -> bool:
+    """Whether a directory is there; os.path would cost memory."""
+    try:
+        return posix.stat(path).st_mode & 0o170000 == 0o040000
+    except OSError:
+        return False
 
 
 def name_it(path: str, line: str, known: str) -> None:

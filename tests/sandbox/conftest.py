@@ -77,9 +77,11 @@ def make_engine(
     """Engines of a node of this test run; all are closed and their boxes removed at the end."""
     engines = []
     nodes = set()
+    proofs_dir = tmp_path_factory.mktemp("proofs")
 
     def make(node: str = NODE, records_dir: Path | None = None, **settings: Any) -> DockerEngine:
         records_dir = records_dir or tmp_path_factory.mktemp("records")
+        settings = {"proofs_dir": proofs_dir, **settings}
         engine = DockerEngine(EngineSettings(f"{node}-{RUN}", guest_folder, records_dir, **settings))
         engines.append(engine)
         nodes.add(node)

@@ -82,6 +82,9 @@ class WorkspaceMode(StrEnum):
     """A private copy below the session's directory; the result is a patch."""
 
 
+DEFAULT_PROFILE = "medium"
+
+
 class BoxOrder(Contract):
     """All a node must know to start a session's box, or to start a fresh one on the same workspace."""
 
@@ -100,7 +103,7 @@ class BoxOrder(Contract):
     """Commands run as root inside the box; only for a root-owned bind that the user asked for."""
     runtime: str | None = None
     """OCI runtime; None is the engine's default."""
-    profile: str = "medium"
+    profile: str = DEFAULT_PROFILE
     """Name of the limits' profile."""
 
 
