@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -25,19 +26,7 @@ def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None, *, stric
     Raises:
         ToolFailure: INVALID_PARAM; names the fault and what is allowed. INTERNAL_ERROR: a validator of the tool broke.
     """
-    text = raw if isinstance(raw, str) else json.dumps(dict(raw or {}))
-    if not text.strip():
-        text = "{}"
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        _refuse(tool, "arguments are nested too deeply")
-    except ValueError as exc:
-        _refuse(tool, f"arguments are not JSON: {exc}")
-    if not isinstance(value, dict):
-        _refuse(tool, f"arguments must be a JSON object, not {_kind(value)}")
-    if strict:
-        text = json.dumps(_without_nulls(value, parameters_schema(tool.parameters)))
+    text = _fitting_text(tool, raw if isinstance(raw, str) else json.dumps(dict(raw or {})), strict)
     try:
         # By JSON, not by Python values: a strict model takes a nested object only this way. Nested models of a
         # user's need not say that they are closed.
@@ -50,6 +39,19 @@ def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None, *, stric
         # A user's validator may raise anything; it must not end the session.
         words = f"{tool.name}: checking its arguments broke: {type(exc).__name__}: {exc}"
         raise ToolFailure(ErrorCode.INTERNAL_ERROR, words) from exc
+
+
+def _fitting_text(tool: AnyTool, text: str, strict: bool) -> str:
+    """Return the JSON of one object, as the parameter model takes it."""
+    try:
+        value = json.loads(text if text.strip() else "{}", parse_constant=_refuse_constant, parse_float=_finite)
+        if isinstance(value, dict):
+            return json.dumps(_fitted(value, parameters_schema(tool.parameters), strict))
+    except RecursionError:
+        _refuse(tool, "arguments are nested too deeply")
+    except ValueError as exc:
+        _refuse(tool, f"arguments are not JSON: {exc}")
+    _refuse(tool, f"arguments must be a JSON object, not {_kind(value)}")
 
 
 def function_schema(tool: AnyTool) -> Schema:
@@ -97,20 +99,27 @@ def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     return plain
 
 
-def _without_nulls(value: Any, schema: Schema) -> Any:
-    """Return a value of the strict rendering without the nulls that stand for defaults."""
-    for choice in [*schema.get("anyOf", ()), *schema.get("oneOf", ())]:
-        value = _without_nulls(value, choice)
+def _fitted(value: Any, schema: Schema, strict: bool) -> Any:
+    """Return a value with 1.0 as 1 where the schema wants an integer: JSON knows no difference, a strict model does.
+
+    With `strict` the nulls are gone that stand for defaults.
+    """
+    choices = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    if isinstance(value, float):
+        kinds = {entry.get("type") for entry in (schema, *choices)}
+        return int(value) if "integer" in kinds and "number" not in kinds and value.is_integer() else value
+    for choice in choices:
+        value = _fitted(value, choice, strict)
     if isinstance(value, list) and "items" in schema:
-        return [_without_nulls(item, schema["items"]) for item in value]
-    properties = schema.get("properties", {})
-    if not isinstance(value, dict) or not properties:
+        return [_fitted(item, schema["items"], strict) for item in value]
+    if not isinstance(value, dict) or schema.get("type") != "object":
         return value
-    required = schema.get("required", [])
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    others = schema.get("additionalProperties")
     return {
-        name: _without_nulls(entry, properties.get(name, {}))
+        name: _fitted(entry, properties.get(name, others if isinstance(others, dict) else {}), strict)
         for name, entry in value.items()
-        if entry is not None or name in required or name not in properties
+        if not strict or entry is not None or name in required or name not in properties
     }
 
 
@@ -170,3 +179,10 @@ def _kind(value: object) -> str:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON value")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text:.20} is too large a number")
+    return value

@@ -64,6 +64,16 @@ def test_a_text_and_an_object_mean_the_same(raw: Any) -> None:
     assert parse_arguments(tool("Read"), raw).model_dump() == {"path": "a", "offset": 1, "limit": 2000}
 
 
+def test_a_whole_number_may_be_written_as_a_fraction() -> None:
+    assert parse_arguments(tool("Read"), '{"path": "a", "offset": 2.0, "limit": 1e2}').model_dump() == {
+        "path": "a",
+        "offset": 2,
+        "limit": 100,
+    }
+    assert "offset" in refusal("Read", '{"path": "a", "offset": 2.5}')
+    assert "too large a number" in refusal("Read", '{"path": "a", "offset": 1e999}')
+
+
 @pytest.mark.parametrize("raw", ["", "  ", None, {}, "{}"])
 def test_no_arguments_come_in_many_spellings(raw: Any) -> None:
     assert "'command' is missing" in refusal("Bash", raw)
