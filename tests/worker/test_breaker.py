@@ -135,6 +135,10 @@ class Model:
         return [BreakerView(TOOL, Phase.HALF_OPEN, self.faults, why, left, is_probing)]
 
 
+SESSIONS = st.sampled_from(["s1", "s2", "s3"])
+WAITS = st.sampled_from([1, PROBE_MS - 1, PROBE_MS, RECOVERY_MS - 1, RECOVERY_MS, RECOVERY_MS + 1, TTL_MS])
+
+
 class Machine(RuleBasedStateMachine):
     """Three sessions on one node call one tool; the scripts and the model must agree at every moment."""
 
@@ -146,19 +150,30 @@ class Machine(RuleBasedStateMachine):
         self.count = 0
         self.running: list[tuple[str, str]] = []
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(session=SESSIONS, is_of_node=st.booleans(), ms=WAITS)
+    def begin(self, session: str, is_of_node: bool, ms: int) -> None:
         self.client.flushall()
         self.client.set("clock", self.now)
         self.models = {key: Model() for session in ("s1", "s2", "s3") for key in names(session)}
+        self.a_call_asks(session)
+        self.a_tool_breaks(session, is_of_node)
+        self.time_passes(ms)
 
-    @rule(ms=st.sampled_from([1, 999, PROBE_MS - 1, PROBE_MS, RECOVERY_MS - 1, RECOVERY_MS, TTL_MS]))
+    @rule(session=SESSIONS, is_of_node=st.booleans())
+    def a_tool_breaks(self, session: str, is_of_node: bool) -> None:
+        """So many faults that it opens, of one session or of all."""
+        for other in ("s1", "s2", "s3"):
+            self.count += 1
+            who = other if is_of_node else session
+            self._end(who, f"t{self.count}", Ending.FAULT, Ending.FAULT if is_of_node else Ending.NEUTRAL)
+
+    @rule(ms=WAITS)
     def time_passes(self, ms: int) -> None:
         self.now += ms
         self.client.set("clock", self.now)
         self.models = {key: model.at(self.now) for key, model in self.models.items()}
 
-    @rule(session=st.sampled_from(["s1", "s2", "s3"]))
+    @rule(session=SESSIONS)
     def a_call_asks(self, session: str) -> None:
         self.count += 1
         self._ask(session, f"t{self.count}")
@@ -189,6 +204,9 @@ class Machine(RuleBasedStateMachine):
         if not stays:
             self.running.remove((session, token))
         at_node = Ending.NEUTRAL if ending is Ending.FAULT and not is_of_node else ending
+        self._end(session, token, ending, at_node)
+
+    def _end(self, session: str, token: str, ending: Ending, at_node: Ending) -> None:
         told = self.scripts.report(session, token, ending, at_node)
         for place, (key, one) in enumerate(zip(names(session), (ending, at_node), strict=True)):
             model = self.models[key].ended(self.now, token, session, one, once_a_session=place == 1)
@@ -208,7 +226,7 @@ def test_the_scripts_do_what_the_model_does(second_redis: str) -> None:
         run_state_machine_as_test(
             lambda: Machine(client),  # type: ignore[arg-type]  # it takes what makes one, too
             settings=settings(
-                max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+                max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
             ),
         )
 
