@@ -18,6 +18,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from coordinator.errors import ClusterBroken, ConfigError
+from worker.contract.places import own_tools_dir
 
 SOCKET_PATH_BYTES = 100
 """Longer socket paths are refused by the kernel (108, with room for Redis' own)."""
@@ -61,7 +62,7 @@ class Embedded:
             self.run_dir = _make_run_dir(state_dir)
         except OSError as exc:
             raise ConfigError(f"{state_dir} cannot be used: {exc}. SANDHOG_STATE_DIR names another one.") from exc
-        self.node = f"run-{self.run_dir.name}"
+        self.node = _node(self.run_dir)
         self._socket = _socket_path(self.run_dir)
         self._read_end, self._write_end = os.pipe()
         try:
@@ -127,6 +128,7 @@ class Embedded:
             redis.terminate()
             _wait(redis)
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        shutil.rmtree(own_tools_dir(self.node), ignore_errors=True)
         self._socket.unlink(missing_ok=True)
 
     def _start_redis(self) -> subprocess.Popen[bytes]:
@@ -187,6 +189,10 @@ class Embedded:
             return ""
 
 
+def _node(run_dir: Path) -> str:
+    return f"run-{run_dir.name}"
+
+
 def _make_run_dir(state_dir: Path) -> Path:
     """Return a new directory below `runs` that says who owns it, once those of dead owners are gone."""
     runs = state_dir / "runs"
@@ -225,6 +231,7 @@ def sweep(runs: Path) -> list[str]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(process["pid"]), signal.SIGTERM)
         shutil.rmtree(run, ignore_errors=True)
+        shutil.rmtree(own_tools_dir(_node(run)), ignore_errors=True)
         removed.append(run.name)
     return removed
 

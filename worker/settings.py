@@ -1,7 +1,5 @@
 """A node's settings: `SANDHOG_*` variables, read once by the wiring."""
 
-import os
-import tempfile
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
@@ -10,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from sandbox.profiles import Profile
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
+from worker.contract.places import own_tools_dir
 
 
 class RegistrySettings(BaseModel):
@@ -89,8 +88,8 @@ class NodeSettings(BaseSettings):
 
     @property
     def scratch_dir(self) -> Path:
-        """Where the calls of own tools have their homes: a place that every user of the machine can get to."""
-        return Path(tempfile.gettempdir()) / f"sandhog-{os.geteuid()}-{self.node}-tools"
+        """Where the calls of own tools have their homes."""
+        return own_tools_dir(self.node)
 
     @property
     def lane_count(self) -> int:

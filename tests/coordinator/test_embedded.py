@@ -26,6 +26,7 @@ OWNER = """
 import sys
 from pathlib import Path
 from coordinator.embedded import Embedded
+from worker.contract.places import own_tools_dir
 embedded = Embedded(Path(sys.argv[1]))
 print(embedded.run_dir, embedded.redis_url, flush=True)
 sys.stdin.read()
@@ -250,6 +251,16 @@ class TestSweep:
 
         assert sweep(state_dir) == ["1-old"]
         assert list(state_dir.iterdir()) == []
+
+    def test_the_homes_of_its_own_tools_calls_go_too(self, state_dir: Path) -> None:
+        run = state_dir / f"1-{os.getpid()}-old"
+        run.mkdir()
+        (run / "owner.json").write_text(json.dumps({"pid": os.getpid(), "started": 1}))
+        homes = own_tools_dir(f"run-{run.name}")
+        (homes / "call").mkdir(parents=True)
+
+        assert sweep(state_dir) == [run.name]
+        assert not homes.exists()
 
     @pytest.mark.parametrize("owner_text", [None, "", "{", "garbage"])
     def test_a_run_whose_owner_is_not_known_is_left_alone(self, state_dir: Path, owner_text: str | None) -> None:
