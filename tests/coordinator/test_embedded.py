@@ -32,6 +32,7 @@ print(embedded.run_dir, embedded.redis_url, flush=True)
 sys.stdin.read()
 """
 START_S = 30.0
+from worker.contract.places import own_tools_dir
 
 
 def processes(run_dir: Path) -> list[int]:
