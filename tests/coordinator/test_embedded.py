@@ -19,6 +19,7 @@ import redis
 from coordinator.embedded import END_S, RESTARTS, SOCKET_PATH_BYTES, Embedded, sweep
 from coordinator.errors import ClusterBroken, ConfigError
 from worker.contract import keys
+from worker.contract.places import own_tools_dir
 
 Until = Callable[..., None]
 
@@ -26,13 +27,11 @@ OWNER = """
 import sys
 from pathlib import Path
 from coordinator.embedded import Embedded
-from worker.contract.places import own_tools_dir
 embedded = Embedded(Path(sys.argv[1]))
 print(embedded.run_dir, embedded.redis_url, flush=True)
 sys.stdin.read()
 """
 START_S = 30.0
-from worker.contract.places import own_tools_dir
 
 
 def processes(run_dir: Path) -> list[int]:
