@@ -22,10 +22,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, overload
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PydanticUserError
 
 from tools.base import ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
 from tools.context import ToolContext
+from tools.schema import parameters_schema
 from tools.signature import Signature, ToolMisdeclared, read_signature
 
 log = logging.getLogger(__name__)
@@ -245,6 +246,10 @@ def _made(
         raise ToolMisdeclared(f"tool {name}: timeout_s must be above 0 and at most {MAX_TIMEOUT_S:.0f}")
     if rules.runs_on == "box" and rules.secrets:
         raise ToolMisdeclared(f"tool {name}: a tool that runs on the box gets no secrets; use runs_on='worker'")
+    try:
+        parameters_schema(signature.parameters)
+    except (PydanticUserError, ValueError) as exc:
+        raise ToolMisdeclared(f"tool {name}: its arguments have no JSON schema: {exc}") from exc
     members = {
         "__doc__": words,
         "__module__": getattr(function, "__module__", __name__),

@@ -13,6 +13,7 @@ from tools.cutting import shorten_value
 
 SHOWN_FAULTS = 5
 Schema = dict[str, Any]
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
 def parse_arguments(tool: AnyTool, raw: str | Mapping[str, Any] | None, *, strict: bool = False) -> BaseModel:
@@ -68,29 +69,38 @@ def function_schema(tool: AnyTool) -> Schema:
 
 @functools.cache
 def parameters_schema(parameters: type[BaseModel]) -> Schema:
-    """Return a parameter model's JSON schema: nested models in place, no titles, nothing but what validation takes."""
+    """Return a parameter model's JSON schema: nested models in place, no titles, nothing but what validation takes.
+
+    Raises:
+        ValueError: a model holds itself.
+        PydanticUserError: a type has no JSON schema.
+    """
     schema = parameters.model_json_schema()
     definitions = schema.pop("$defs", {})
     # The class docstring is for readers of the code; the tool's description is for the model.
     schema.pop("description", None)
-    return _inlined(schema, definitions)
+    return _inlined(schema, definitions, ())
 
 
-def _inlined(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+def _inlined(schema: Schema, definitions: Mapping[str, Schema], above: tuple[str, ...]) -> Schema:
     if "$ref" in schema:
-        target = dict(definitions[schema["$ref"].removeprefix("#/$defs/")])
+        name = schema["$ref"].removeprefix("#/$defs/")
+        if name in above:
+            raise ValueError(f"{name} holds itself, which a schema without references has no words for")
+        above = (*above, name)
+        target = dict(definitions[name])
         target.pop("description", None)
         schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
     plain: Schema = {}
     for key, value in schema.items():
-        if key == "title" and isinstance(value, str):
+        if key == "discriminator" or (key == "title" and isinstance(value, str)):
             continue
         if key == "properties":
-            plain[key] = {name: _inlined(entry, definitions) for name, entry in value.items()}
+            plain[key] = {name: _inlined(entry, definitions, above) for name, entry in value.items()}
         elif isinstance(value, dict) and key not in {"default", "const"}:
-            plain[key] = _inlined(value, definitions)
+            plain[key] = _inlined(value, definitions, above)
         elif key in {"anyOf", "oneOf", "allOf", "prefixItems"}:
-            plain[key] = [_inlined(entry, definitions) for entry in value]
+            plain[key] = [_inlined(entry, definitions, above) for entry in value]
         else:
             plain[key] = value
     if "properties" in plain:
@@ -110,7 +120,7 @@ def _fitted(value: Any, schema: Schema, strict: bool) -> Any:
         return int(value) if "integer" in kinds and "number" not in kinds and value.is_integer() else value
     for choice in choices:
         value = _fitted(value, choice, strict)
-    if isinstance(value, list) and "items" in schema:
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
         return [_fitted(item, schema["items"], strict) for item in value]
     if not isinstance(value, dict) or schema.get("type") != "object":
         return value
@@ -142,12 +152,14 @@ def type_words(entry: Schema) -> str:
     """Return an argument's type in a few words: `integer ≥ 1`, `"a" | "b"`, `array of string or null`."""
     if "enum" in entry:
         return " | ".join(json.dumps(value) for value in entry["enum"])
-    if "anyOf" in entry:
-        return " or ".join(type_words(choice) for choice in entry["anyOf"])
+    if "const" in entry:
+        return json.dumps(entry["const"])
+    choices = [*entry.get("anyOf", ()), *entry.get("oneOf", ())]
+    if choices:
+        return " or ".join(type_words(choice) for choice in choices)
     if entry.get("type") == "array":
-        return f"array of {type_words(entry['items'])}"
-    bounds = [f"≥ {entry['minimum']}"] if "minimum" in entry else []
-    bounds += [f"≤ {entry['maximum']}"] if "maximum" in entry else []
+        return f"array of {type_words(entry.get('items', {}))}"
+    bounds = [f"{sign} {entry[key]}" for key, sign in BOUNDS.items() if key in entry]
     return " ".join([str(entry.get("type", "any")), *bounds])
 
 

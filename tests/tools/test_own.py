@@ -1,5 +1,6 @@
 """Tools made from functions: what the model is told, what they take, and what cannot be one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Optional
 
@@ -268,6 +269,22 @@ def _unknown_hint(a: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F
     return str(a)
 
 
+class Chain(BaseModel):
+    """A model that holds itself."""
+
+    following: "Chain | None" = None
+
+
+def _recursive(a: Annotated[Chain, "One."]) -> str:
+    """Do."""
+    return str(a)
+
+
+def _no_schema(a: Annotated[Callable[[], int], "One."]) -> str:
+    """Do."""
+    return str(a)
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -278,6 +295,8 @@ def _unknown_hint(a: "Nowhere") -> str:  # type: ignore[name-defined]  # noqa: F
         (_only_positional, "name every parameter"),
         (_bad_default, "default of 'a' does not fit"),
         (_unknown_hint, "cannot be resolved"),
+        (_recursive, "Chain holds itself"),
+        (_no_schema, "no JSON schema"),
     ],
 )
 def test_what_cannot_be_a_tool_says_what_to_change(function: Any, words: str) -> None:

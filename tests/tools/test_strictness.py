@@ -57,6 +57,8 @@ def strings(schema: dict[str, Any]) -> st.SearchStrategy[str]:
 
 
 def arrays(schema: dict[str, Any]) -> st.SearchStrategy[list[Any]]:
+    if "prefixItems" in schema:
+        return st.tuples(*(values(entry) for entry in schema["prefixItems"])).map(list)
     return st.lists(values(schema["items"]), min_size=schema.get("minItems", 0), max_size=schema.get("maxItems", 4))
 
 

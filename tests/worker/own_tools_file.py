@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tools.base import ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
 from tools.context import ToolContext
@@ -228,3 +229,48 @@ def far(points: list[Point], factor: float = 1.0) -> Point:
     """
     point = max(points, key=lambda one: abs(one.x) + abs(one.y))
     return Point(x=round(point.x * factor), y=round(point.y * factor))
+
+
+class Kind(StrEnum):
+    """Two of a kind."""
+
+    ONE = "one"
+    OTHER = "other"
+
+
+class Cat(BaseModel):
+    """A pet."""
+
+    kind: Literal["cat"]
+    lives: int = 9
+
+
+class Dog(BaseModel):
+    """Another one."""
+
+    kind: Literal["dog"]
+    tags: list[str] = []
+
+
+@tool
+def odd(
+    kind: Kind,
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")],
+    many: dict[str, Point],
+    rest: list[list[int]],
+    pair: tuple[int, str] = (1, "a"),
+    one: Literal[1, 2] = 1,
+    schema: float | None = None,
+) -> str:
+    """Take odd types.
+
+    Args:
+        kind: An enum.
+        pet: One of two models.
+        many: Models by name.
+        rest: Lists of lists.
+        pair: A tuple.
+        one: Numbers to choose from.
+        schema: A name that models have of their own.
+    """
+    return f"{kind} {pet} {many} {rest} {pair} {one} {schema}"
