@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from coordinator import box_flags
 from coordinator.answering import Answer, give, shown, waiting
 from coordinator.command import Command, check_directory, own_tools, run_command
 from coordinator.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
@@ -95,6 +96,15 @@ def run(
     tools: Annotated[
         list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
     ] = None,
+    allow_host: box_flags.AllowHost = None,
+    env: box_flags.Env = None,
+    env_file: box_flags.EnvFile = None,
+    put_file: box_flags.PutFile = None,
+    dockerfile: box_flags.Dockerfile = None,
+    setup: box_flags.Setup = None,
+    setup_network: box_flags.SetupNetwork = None,
+    setup_file: box_flags.SetupFile = None,
+    setup_timeout: box_flags.SetupTimeout = 900.0,
     json: Json = False,
 ) -> None:
     """Run one session to its end.
@@ -115,6 +125,17 @@ def run(
         profile=profile or settings.profile,
         max_steps=max_steps,
         apply=apply,
+        box=box_flags.box_options(
+            allow_host=allow_host,
+            env=env,
+            env_file=env_file,
+            put_file=put_file,
+            dockerfile=dockerfile,
+            setup=setup,
+            setup_network=setup_network,
+            setup_file=setup_file,
+            setup_timeout_s=setup_timeout,
+        ),
         rules=rules_of(policy_file or settings.policy_file, own.registry),
         approval_s=settings.approval_s,
     )

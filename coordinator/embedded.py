@@ -37,6 +37,10 @@ PASSED_ON = (
     "SANDHOG_PROFILES",
     "SANDHOG_ALLOW_OPEN_NETWORK",
     "SANDHOG_PROOFS_DIR",
+    "SANDHOG_EGRESS_PRIVATE",
+    "SANDHOG_EGRESS_DENY",
+    "SANDHOG_EGRESS_MIB_PER_S",
+    "SANDHOG_EGRESS_TOTAL_MIB",
 )
 """What the worker gets of this process's environment: no key of any kind."""
 

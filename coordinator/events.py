@@ -69,6 +69,8 @@ class SessionStarted(_Event):
     """The session stops after this many model replies."""
     system: str = ""
     """The system message, so that the history can be rebuilt from the transcript alone."""
+    allow_hosts: list[str] = []
+    """Hosts that the box may reach."""
     generation: int = 1
     """Counts the owners of the session; each writes its own transcript segment."""
     rules: str = ""

@@ -102,8 +102,9 @@ class Placement:
         Raises:
             NoBox: it cannot be started; says why.
         """
+        wait_s = PREPARE_S + (box.extras.setup_timeout_s if box.extras.makes_image else 0)
         order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation)
-        asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", PREPARE_S)
+        asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s)
         outcome = _read(PrepareOutcome, asked)
         if outcome is None:
             raise NoBox(f"The node {node.node} did not say that the box is ready: {_why(asked)}.")

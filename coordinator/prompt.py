@@ -13,6 +13,7 @@ class PromptFacts:
     has_rules: bool = False
     """The user has a policy of their own."""
     is_read_only: bool = False
+    allow_hosts: tuple[str, ...] = ()
 
 
 def _rules(facts: PromptFacts) -> str:
@@ -35,11 +36,16 @@ def system_prompt(facts: PromptFacts) -> str:
         else "the user's own directory"
     )
     rules = _rules(facts)
+    network = (
+        f"Through the proxy that the environment names commands reach only {', '.join(facts.allow_hosts)}."
+        if facts.allow_hosts
+        else "There is no network."
+    )
     return "\n".join(
         [
             "You are a coding agent. You work by calling tools that run in a sealed Linux sandbox.",
             f"- /workspace is {workspace}. Bash starts there and keeps its working directory between calls.",
-            "- There is no network. Commands have no standard input and no terminal.",
+            f"- {network} Commands have no standard input and no terminal.",
             f"- {rules}",
             "- Calls of Read, Grep and Glob in one reply run in parallel; ask for several at once where you can.",
             "- A long result shows its head and tail and names a file below /spill that holds all of it; "

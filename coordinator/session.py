@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from coordinator.approval_requests import Requests
 from coordinator.approvals import DEADLINE_S, Approvals, Approver
+from coordinator.box_options import BoxOptions
 from coordinator.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
 from coordinator.ending import end
 from coordinator.errors import NoBox, RedisLost, TranscriptError
@@ -56,6 +57,8 @@ class SessionRequest:
     max_steps: int
     apply: bool = False
     """Put the changes of a private copy into the directory at the end, if the session completed."""
+    box: BoxOptions = field(default_factory=BoxOptions)
+    """What the box has beyond image and workspace."""
     principal: str = LOCAL
     ceiling: Ceiling = NO_CEILING
     """The most that the principal's sessions may have."""
@@ -113,7 +116,9 @@ class SessionRunner:
         self.session_id = session_id or new_session_id()
         self.session_dir = cluster.state_dir / "sessions" / self.session_id
         self._make_session_dir()
-        self._transcript = Transcript.create(self.session_dir, self.session_id, 1, secrets=secrets)
+        self._transcript = Transcript.create(
+            self.session_dir, self.session_id, 1, secrets=[*secrets, *request.box.env.values()]
+        )
         self._sinks = list(sinks)
         self._node: NodeLife | None = None
         self._is_torn = False
@@ -131,6 +136,7 @@ class SessionRunner:
                 max_steps=request.max_steps,
                 has_rules=request.rules is not None,
                 is_read_only=request.is_read_only,
+                allow_hosts=request.box.extras.allow_hosts,
             )
         )
         history = History(system)
@@ -155,6 +161,8 @@ class SessionRunner:
         ending = await first(conversation, self._abandoned) or self._abandoned_as
         finished = await self._finish(ending)
         await self._forget(steps)
+        if not ending.is_lost:
+            request.box.forget(self.session_dir)
         return self._end(ending, loop, finished)
 
     def abandon(self, ending: Ending, *, finish_s: float) -> None:
@@ -180,6 +188,7 @@ class SessionRunner:
         try:
             self.session_dir.mkdir(parents=True)
             (self.session_dir / "spill").mkdir(mode=0o755)
+            self._request.box.lay_out(self.session_dir)
         except OSError as exc:
             words = f"{self.session_dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root."
             raise TranscriptError(words) from exc
@@ -218,6 +227,7 @@ class SessionRunner:
             workspace=str(request.workspace.directory),
             image=request.image,
             max_steps=request.max_steps,
+            allow_hosts=list(request.box.extras.allow_hosts),
             system=system,
             rules=rules_to_text(request.rules),
         )
@@ -234,6 +244,7 @@ class SessionRunner:
             workspace_mode=request.workspace.mode,
             as_root=request.workspace.as_root,
             profile=request.profile,
+            extras=request.box.extras,
         )
 
     async def _take_seat(self) -> Seat:

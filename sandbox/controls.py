@@ -25,6 +25,9 @@ WEAKENABLE = frozenset(
 )
 """Controls that a profile may do without (`allow_weak`)."""
 
+INSTALL_CAPABILITIES = 1 << 1 | 1 << 3 | 1 << 4
+"""DAC_OVERRIDE, FOWNER, FSETID: what root has beyond that where it installs."""
+
 
 def check(spec: BoxSpec, info: GuestInfo, probe: str) -> None:
     """Prove every control that can be seen in the box.
@@ -78,6 +81,8 @@ def _of_commands(spec: BoxSpec, probe: str) -> Iterator[tuple[str, str]]:
         if seen.get(name) != str(wanted):
             yield "user", f"commands run with {name} {seen.get(name)}, not {wanted}"
     allowed = ROOT_CAPABILITIES if spec.uid == 0 else 0
+    if spec.uid == 0 and spec.installs:
+        allowed |= INSTALL_CAPABILITIES
     capabilities = seen.get("CapEff", "")
     if not capabilities or int(capabilities, 16) & ~allowed:
         yield "capabilities", f"commands have {capabilities}"

@@ -13,6 +13,8 @@ from sandbox.spec import BoxSpec, Network
 
 CAPABILITIES = ["SETUID", "SETGID", "KILL", "CHOWN"]
 """For the spawner and the guest: to become the agent, to end its processes, to give it its home."""
+INSTALL_CAPABILITIES = ("DAC_OVERRIDE", "FOWNER", "FSETID")
+"""For package managers, which run as root and work on files of others."""
 LABEL, NODE_LABEL, BOX_LABEL, BORN_LABEL, PROFILE_LABEL = (
     "sandhog", "sandhog.node", "sandhog.box", "sandhog.born", "sandhog.profile",
 )  # fmt: skip
@@ -44,7 +46,7 @@ def create(
         init=True,
         auto_remove=True,
         cap_drop=["ALL"],
-        cap_add=CAPABILITIES,
+        cap_add=[*CAPABILITIES, *(INSTALL_CAPABILITIES if spec.installs else ())],
         security_opt=["no-new-privileges:true"],
         network_mode="bridge" if spec.network is Network.OPEN else "none",
         ipc_mode="private",

@@ -27,6 +27,7 @@ from sandbox.heart import Heart, Standing
 from sandbox.images import Image, Images, ImageSettings, PullClient
 from sandbox.lifeline import Lifeline
 from sandbox.machine import UnsupportedEngine, check_supported, parse_machine
+from sandbox.making import Maker
 from sandbox.pool import fingerprint
 from sandbox.proofs import CANARY, Proofs
 from sandbox.reaper import Held, Reaper
@@ -102,6 +103,9 @@ class DockerEngine:
             settings.images,
             settings.records_dir / PULLED_IMAGES,
             clock=settings.clock,
+        )
+        self.maker = Maker(
+            self._client, lambda timeout_s: docker.APIClient(**self._client_options(timeout_s)), settings.clock
         )
         self._deaths = Deaths(self._subscribe, self._lose_hung)
         self._heart = Heart(self._living, self._standing, settings.heartbeat_s)

@@ -128,6 +128,17 @@ class Images:
         finally:
             self._pinned[image.id] -= 1
 
+    def count(self, ref: str) -> None:
+        """Count an image that was made here among those that the budget bounds.
+
+        Raises:
+            EngineUnavailable.
+        """
+        image = self.find(ref)
+        if image is not None:
+            entry = {"ref": ref, "used": self._clock()}
+            self._change_book(lambda book: book.update({image.id: entry}))
+
     def trim(self) -> list[str]:
         """Remove pulled images over the budget, the longest unused first; none that a container uses.
 

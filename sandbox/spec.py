@@ -77,6 +77,8 @@ class BoxSpec:
     """Commands are stopped after so long without a heartbeat, until `Box.thaw`."""
     lifetime_s: int = 24 * 3600
     """How long the record says the box may live unless it is renewed."""
+    installs: bool = False
+    """Commands of root may change files of every owner inside: for a box whose result becomes an image."""
     profile: str = "default"
     allow_weak: frozenset[str] = frozenset()
     """Names of controls that may be missing (see `ControlNotEnforced.control`)."""

@@ -21,7 +21,9 @@ from sandbox.profiles import Profile
 from worker import workspace
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.errors import BoxUnavailable, WorkspaceRefused
+from worker.files_in import put_files
 from worker.places import Places
+from worker.setup import Setup
 from worker.specs import Specs
 from worker.warm import WarmBoxes
 from worker.workspace import Workspace
@@ -86,6 +88,7 @@ class Boxes:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back."""
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
+        self._setup = Setup(engine)
         self._idle_s = idle_s
         self._places = places
         self._warm = WarmBoxes(engine, pool, nursery, self.used) if pool is not None and nursery is not None else None
@@ -260,14 +263,16 @@ class Boxes:
     def _start(self, seat: _Seat, order: BoxOrder) -> Box:
         try:
             order = self._specs.resolved(order)
+            order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
             if self._warm is not None:
-                # A warm box is born with a user of its own.
-                handed = None if order.as_root else self._warm.hand_over(order, self._specs.spec(order, NOWHERE))
+                # A warm box is born with a user of its own, and has nothing of a session in its environment.
+                is_own = order.as_root or bool(order.extras.env_names)
+                handed = None if is_own else self._warm.hand_over(order, self._specs.spec(order, NOWHERE))
                 if handed is not None:
-                    box, seat.workspace = handed
-                    return box
+                    return self._fill(seat, order, *handed)
                 self._warm.make_room()
             seat.workspace = seat.workspace or workspace.prepare(order)
+            put_files(order, seat.workspace)
             spec = self._specs.spec(order, seat.workspace)
             return self._engine.start(spec, session=order.session, generation=order.generation)
         except (WorkspaceRefused, SandboxError) as exc:
@@ -275,6 +280,16 @@ class Boxes:
         except OSError as exc:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
+
+    def _fill(self, seat: _Seat, order: BoxOrder, box: Box, place: Workspace) -> Box:
+        """Make a warm box that was handed over the seat's own."""
+        seat.workspace = place
+        try:
+            put_files(order, place)
+        except WorkspaceRefused:
+            box.close()
+            raise
+        return box
 
 
 def _end(seat: _Seat) -> None:

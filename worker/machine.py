@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_network
 
 import redis
 
 from sandbox import guest_folder
+from sandbox.egress.limits import EgressLimits
+from sandbox.egress.rules import parse_rule
+from sandbox.egress.settings import EgressSettings
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.errors import SandboxError
 from sandbox.guest_versions import GuestFolders
@@ -20,6 +24,7 @@ from worker.standing import Owners
 from worker.upkeep import Upkeep
 
 UPKEEP_S = 15.0
+DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
                 proofs_dir=settings.proofs_dir or settings.state_dir / "proofs",
                 min_free_bytes=settings.min_free_mib * MIB,
                 images=_images(settings),
+                egress=_egress(settings),
                 standing=Owners(client, settings.node),
             )
         )
@@ -59,8 +65,29 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     except (SandboxError, OSError) as exc:
         raise NodeMisconfigured(str(exc)) from exc
     boxes = _boxes(settings, engine, client)
-    jobs = {"idle": boxes.end_idle, "sweep": engine.sweep, "images": engine.images.trim, "guest folders": folders.tend}
+    jobs = {
+        "idle": boxes.end_idle,
+        "sweep": engine.sweep,
+        "images": engine.images.trim,
+        "made images": lambda: engine.maker.trim(settings.made_keep_days * DAY_S),
+        "guest folders": folders.tend,
+    }
     return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all)
+
+
+def _egress(settings: NodeSettings) -> EgressSettings:
+    """What boxes with a way out may reach.
+
+    Raises:
+        NodeMisconfigured: a name or network cannot be read.
+    """
+    try:
+        private = frozenset(parse_rule(name).name for name in settings.egress_private)
+        deny = tuple(ip_network(text) for text in settings.egress_deny)
+    except (SandboxError, ValueError) as exc:
+        raise NodeMisconfigured(f"SANDHOG_EGRESS_PRIVATE or SANDHOG_EGRESS_DENY: {exc}") from exc
+    limits = EgressLimits(bytes_per_s=settings.egress_mib_per_s * MIB, total_bytes=settings.egress_total_mib * MIB)
+    return EgressSettings(private, deny, limits)
 
 
 def _images(settings: NodeSettings) -> ImageSettings:

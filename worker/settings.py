@@ -67,6 +67,16 @@ class NodeSettings(BaseSettings):
     """Whether boxes may have the engine's network (profiles with `network: open`)."""
     proofs_dir: Path | None = None
     """What was proven once of images on engines; default: `<state_dir>/proofs`."""
+    made_keep_days: float = Field(default=14.0, gt=0)
+    """Images that set-up or a Dockerfile made are removed when nobody used them for so long."""
+    egress_private: tuple[str, ...] = ()
+    """Names, as JSON, that boxes with a way out may reach at private, loopback or own addresses: mirrors inside."""
+    egress_deny: tuple[str, ...] = ()
+    """Networks, as JSON, that boxes never reach: public addresses that lead inside. `["203.0.113.0/24"]`."""
+    egress_mib_per_s: int = Field(default=32, ge=1)
+    """What one box may send and receive a second; its calls share the link."""
+    egress_total_mib: int = Field(default=16 * 1024, ge=1)
+    """What one box may send and receive in all."""
     owner_fd: int | None = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
     run_dir: Path | None = None

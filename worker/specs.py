@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sandbox.profiles import Profile, UnknownProfile, User, find_profile
 from sandbox.spec import BoxSpec, Network
+from worker.box_env import box_environment
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.errors import BoxUnavailable
 from worker.workspace import Workspace
@@ -59,6 +60,7 @@ class Specs:
             BoxUnavailable: this node gives no such box.
         """
         profile = self.profile_of(order)
+        hosts = (*(profile.hosts if profile.network is Network.ALLOWLIST else ()), *order.extras.allow_hosts)
         return BoxSpec(
             image=order.image,
             workspace_dir=Path(place.directory),
@@ -66,10 +68,10 @@ class Specs:
             uid=place.uid,
             gid=place.gid,
             limits=profile.limits(),
-            env=self.env,
+            env={**self.env, **box_environment(order)},
             runtime=order.runtime or profile.runtime,
-            network=profile.network,
-            egress=profile.hosts if profile.network is Network.ALLOWLIST else (),
+            network=Network.ALLOWLIST if hosts and profile.network is Network.NONE else profile.network,
+            egress=hosts,
             dead_man_s=self.dead_man_s,
             lifetime_s=profile.lifetime_s,
             profile=order.profile,

@@ -25,17 +25,20 @@ class Rule:
     name: str
     """Lower case, without a dot at the end."""
     is_wildcard: bool = False
-    """All names below `name`, but not `name` itself."""
+    """All names below `name`, but not `name` itself; with no name, all."""
     ports: frozenset[int] = DEFAULT_PORTS
 
     def allows(self, host: str, port: int) -> bool:
         """True for a host, in the form of `host_name`, and port that this rule lets through."""
-        is_named = host.endswith("." + self.name) if self.is_wildcard else host == self.name
-        return is_named and port in self.ports
+        if port not in self.ports:
+            return False
+        if self.is_wildcard:
+            return not self.name or host.endswith("." + self.name)
+        return host == self.name
 
     def __str__(self) -> str:
         ports = "" if self.ports == DEFAULT_PORTS else ":" + ",".join(str(port) for port in sorted(self.ports))
-        return f"{'*.' if self.is_wildcard else ''}{self.name}{ports}"
+        return f"{'*' if self.is_wildcard else ''}{'.' if self.is_wildcard and self.name else ''}{self.name}{ports}"
 
 
 def host_name(text: str) -> str | None:
@@ -59,21 +62,23 @@ def port_number(text: str) -> int | None:
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule that `host`, `*.host`, `host:port` or `host:port,port` stands for; without ports it is 80 and 443.
+    """The rule that `host`, `*.host`, `host:port`, `host:port,port` or `*` (all) stands for.
+
+    Without ports they are 80 and 443.
 
     Raises:
         BadRule: the text is none of these.
     """
     name_text, colon, ports_text = text.strip().partition(":")
     is_wildcard = name_text.startswith("*.")
-    name = host_name(name_text.removeprefix("*."))
+    name = "" if name_text == "*" else host_name(name_text.removeprefix("*."))
     ports = [port_number(part) for part in ports_text.split(",")] if colon else list(DEFAULT_PORTS)
     known = frozenset(port for port in ports if port is not None)
     if name is None or len(known) != len(ports):
         raise BadRule(
             f"{text!r} is no allowed host: give a name such as example.org, *.example.org or example.org:8443"
         )
-    return Rule(name, is_wildcard, known)
+    return Rule(name, is_wildcard or not name, known)
 
 
 def parse_rules(texts: Iterable[str]) -> tuple[Rule, ...]:

@@ -12,6 +12,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from worker.contract.extras import BoxExtras
+
 CONTRACT_VERSION = 1
 
 CALL_TASK = "sandhog.call"
@@ -105,6 +107,8 @@ class BoxOrder(Contract):
     """OCI runtime; None is the engine's default."""
     profile: str = DEFAULT_PROFILE
     """Name of the limits' profile."""
+    extras: BoxExtras = BoxExtras()
+    """What the box has beyond that."""
 
 
 class Policy(StrEnum):

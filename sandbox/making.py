@@ -1,0 +1,194 @@
+"""Images that are made here: built from a user's file, or kept of a box in which set-up commands ran.
+
+They are named by what they were made of, carry a label, and are removed when nobody used them for long.
+"""
+
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.utils.build import exclude_paths
+
+from sandbox.box import Box
+from sandbox.container import translated
+from sandbox.creation import NAME_PREFIX
+from sandbox.errors import EngineUnavailable, SandboxError
+
+log = logging.getLogger(__name__)
+
+MADE_LABEL = "sandhog.made"
+MADE_REPOSITORY = "sandhog-made"
+TAIL_CHARS = 2000
+MAX_CONTEXT_FILES = 100_000
+
+
+class BuildFailed(SandboxError):
+    """An image cannot be made; the message has the end of what was printed."""
+
+
+def made_tag(digest: str) -> str:
+    """The name of an image made of what has this digest (hex)."""
+    return f"{MADE_REPOSITORY}:{digest[:32]}"
+
+
+def context_digest(context: Path, dockerfile: Path) -> str:
+    """Hash of all that a build sees: names, kinds, modes and content, without what `.dockerignore` leaves out.
+
+    Raises:
+        BuildFailed: it cannot be read, or is too large to be meant.
+    """
+    digest = hashlib.sha256()
+    try:
+        digest.update(_file_digest(dockerfile))
+        for name in _context_names(context, dockerfile):
+            path = context / name
+            status = path.lstat()
+            digest.update(f"{name}\0{status.st_mode:o}\0".encode("utf-8", "surrogateescape"))
+            if stat.S_ISLNK(status.st_mode):
+                digest.update(os.fsencode(path.readlink()) + b"\0")
+            elif stat.S_ISREG(status.st_mode):
+                digest.update(_file_digest(path))
+    except OSError as error:
+        raise BuildFailed(f"the context {context} of {dockerfile} cannot be read: {error}") from error
+    return digest.hexdigest()
+
+
+def _context_names(context: Path, dockerfile: Path) -> list[str]:
+    ignored: list[str] = []
+    if (context / ".dockerignore").is_file():
+        lines = (context / ".dockerignore").read_text(encoding="utf-8", errors="replace").splitlines()
+        ignored = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    names = sorted(exclude_paths(str(context), ignored, dockerfile=dockerfile.name))
+    if len(names) > MAX_CONTEXT_FILES:
+        raise BuildFailed(
+            f"{context} has more than {MAX_CONTEXT_FILES} files: put the file into a directory of its own"
+        )
+    return names
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+class Maker:
+    """Makes and removes images. Thread-safe."""
+
+    def __init__(
+        self,
+        client: docker.APIClient,
+        new_client: Callable[[float], docker.APIClient],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._new_client = new_client
+        self._clock = clock
+
+    def build(self, context: Path, dockerfile: Path, tag: str, timeout_s: float) -> None:
+        """Build the image of a Dockerfile under this name.
+
+        Raises:
+            BuildFailed: it fails, or takes longer.
+            EngineUnavailable.
+        """
+        deadline = time.monotonic() + timeout_s
+        printed = ""
+        client = self._new_client(timeout_s)
+        try:
+            with translated(f"build of {dockerfile}"):
+                events = client.build(
+                    path=str(context),
+                    dockerfile=str(dockerfile),
+                    tag=tag,
+                    rm=True,
+                    forcerm=True,
+                    decode=True,
+                    labels={MADE_LABEL: "build"},
+                )
+                for event in _until(events, deadline):
+                    printed = (printed + str(event.get("stream", "")))[-TAIL_CHARS:]
+                    if "error" in event:
+                        raise BuildFailed(f"{dockerfile} cannot be built: {event['error']}\n{printed}"[:TAIL_CHARS])
+        except TimeoutError:
+            raise BuildFailed(f"{dockerfile} was not built within {timeout_s:g} s: {printed}") from None
+        finally:
+            client.close()
+        log.info("an image was built", extra={"image": tag})
+
+    def keep(self, box: Box, image_id: str, tag: str, timeout_s: float) -> None:
+        """Keep what a box became as an image that is otherwise like the one it was started from.
+
+        Raises:
+            EngineUnavailable.
+        """
+        name = NAME_PREFIX + box.box_id
+        client = self._new_client(timeout_s)
+        try:
+            with translated(f"keeping of {name}"):
+                config = client.inspect_image(image_id)["Config"]  # type: ignore[no-untyped-call]
+                labels = client.inspect_container(name)["Config"]["Labels"] or {}
+                # The engine adds what the container has and this leaves out: its own labels would name a box.
+                emptied = dict.fromkeys(labels, "") | (config.get("Labels") or {}) | {MADE_LABEL: "setup"}
+                conf = {**config, "Labels": emptied, "Entrypoint": config.get("Entrypoint") or []}
+                repository, _, version = tag.partition(":")
+                client.commit(name, repository=repository, tag=version, conf=conf)
+        finally:
+            client.close()
+        log.info("an image was kept", extra={"image": tag})
+
+    def used(self, tag: str) -> None:
+        """Note that the image is used now: naming it again sets its time.
+
+        Raises:
+            EngineUnavailable.
+        """
+        repository, _, version = tag.partition(":")
+        with translated(f"image {tag}"):
+            self._client.tag(tag, repository, version, force=True)
+
+    def trim(self, keep_s: float) -> list[str]:
+        """Remove made images that nobody used for so long and no container uses; their names.
+
+        Raises:
+            EngineUnavailable.
+        """
+        oldest = datetime.fromtimestamp(self._clock(), UTC) - timedelta(seconds=keep_s)
+        with translated("list of made images"):
+            images = self._client.images(filters={"label": MADE_LABEL, "reference": MADE_REPOSITORY})
+        removed = []
+        for tag in [tag for image in images for tag in image.get("RepoTags") or () if tag.startswith(MADE_REPOSITORY)]:
+            try:
+                with translated(f"removal of {tag}"):
+                    found = self._client.inspect_image(tag)  # type: ignore[no-untyped-call]
+                    if _time_of(found) < oldest:
+                        self._client.remove_image(tag)
+                        removed.append(tag)
+            except (EngineUnavailable, SandboxError) as error:
+                # In use, or removed by somebody else meanwhile.
+                log.info("a made image was not removed", extra={"image": tag, "error": str(error)})
+        return removed
+
+
+def _until(events: Iterator[dict[str, Any]], deadline: float) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        yield event
+
+
+def _time_of(image: dict[str, Any]) -> datetime:
+    """When the image was last named; the zero time of the engine counts as now."""
+    text = str(image.get("Metadata", {}).get("LastTagTime") or image.get("Created") or "")
+    try:
+        # The engine writes nanoseconds, and Python reads six digits.
+        named = datetime.fromisoformat(text[:19] + "+00:00")
+    except ValueError:
+        return datetime.now(UTC)
+    return named if named.year > 2000 else datetime.now(UTC)
