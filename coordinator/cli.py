@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from coordinator import box_flags
 from coordinator.answering import Answer, give, shown, waiting
+from coordinator.breakers import Listing, table
+from coordinator.breakers_command import list_breakers
 from coordinator.command import Command, check_directory, own_tools, run_command
 from coordinator.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
 from coordinator.errors import ConfigError, SandhogError
@@ -229,6 +231,14 @@ def approve_command(
     if allow is None:
         raise ConfigError("Say --allow or --deny.")
     print(give(settings.redis_url, settings.state_dir, session_id, call, Answer(allow, note, always and allow)))
+
+
+@cli.command(name="breakers")
+def breakers_command(json: Json = False) -> None:
+    """Show which tools are switched off after faults, and which have faults counted."""
+    settings = _settings()
+    listed = list_breakers(settings.redis_url, settings.state_dir)
+    print(Listing(breakers=listed).model_dump_json() if json else table(listed))
 
 
 def main() -> None:

@@ -269,6 +269,8 @@ class SessionEnded(_Event):
     """Sum over all replies."""
     patch_path: str | None = None
     """Where the workspace's changes lie as a patch; None when there is none."""
+    tool_list_changes: int = 0
+    """How often the tools that the model was shown changed: each time the endpoint's cache of the prompt was void."""
 
 
 Event = (

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from coordinator.breakers import NO_TOOLS, ShownTools
 from coordinator.ending import end
 from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
 from coordinator.events import EventSink, ModelReplied, Notice, SessionStatus, StepStarted, TextDelta
@@ -50,6 +51,7 @@ class SessionLoop:
 
     model: ModelClient
     registry: Registry
+    shown: ShownTools
     steps: StepRunner
     emit: EventSink
     sync: Callable[[], None]
@@ -83,7 +85,19 @@ class SessionLoop:
         return Ending("cancelled", "cancelled")
 
     async def _step(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending | None:
-        reply = await self._ask(cancelled)
+        tools = await self.shown.schemas(_node(seat))
+        if tools or not self.registry.names():
+            return await self._turn(tools, seat, cancelled)
+        self.history.add_user(NO_TOOLS)
+        ending = await self._turn(tools, seat, cancelled)
+        if ending is None or ending.status == "completed":
+            return Ending("stopped", "no_tools: every tool is switched off", ending.text if ending else "")
+        return ending
+
+    async def _turn(
+        self, tools: list[dict[str, Any]], seat: "asyncio.Task[Seat]", cancelled: asyncio.Event
+    ) -> Ending | None:
+        reply = await self._ask(tools, cancelled)
         if reply is None:
             return Ending("cancelled", "cancelled")
         match reply.finish_reason:
@@ -118,7 +132,7 @@ class SessionLoop:
         self.tally.calls += len(answers)
         self.history.add_answers(answers)
 
-    async def _ask(self, cancelled: asyncio.Event) -> ModelReply | None:
+    async def _ask(self, tools: list[dict[str, Any]], cancelled: asyncio.Event) -> ModelReply | None:
         """Return the model's next reply, asked for once more if it was empty; None when cancelled."""
         self.tally.steps += 1
         step = self.tally.steps
@@ -129,7 +143,7 @@ class SessionLoop:
             asking = asyncio.create_task(
                 self.model.ask(
                     self.history.messages,
-                    self.registry.function_schemas(strict=self.model.settings.strict_tools),
+                    tools,
                     lambda text: self.emit(TextDelta(step=step, text=text)),
                     on_retry=self._on_retry,
                 )
@@ -170,6 +184,13 @@ class SessionLoop:
 
     def _on_retry(self, retry: Retry) -> None:
         self.emit(Notice(level="warning", text=f"{retry.error} Trying again in {retry.wait_s:.1f} s."))
+
+
+def _node(seat: "asyncio.Task[Seat]") -> str | None:
+    """Return the session's node, None while it has none."""
+    if not seat.done() or seat.cancelled() or seat.exception() is not None:
+        return None
+    return seat.result().node.node
 
 
 async def first(work: "asyncio.Task[_T]", stop: asyncio.Event) -> _T | None:

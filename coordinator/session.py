@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from coordinator.approval_requests import Requests
 from coordinator.approvals import DEADLINE_S, Approvals, Approver
 from coordinator.box_options import BoxOptions
+from coordinator.breakers import Breakers, ShownTools
 from coordinator.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
 from coordinator.ending import end
 from coordinator.errors import NoBox, RedisLost, TranscriptError
@@ -84,6 +85,7 @@ class Cluster:
     registry: Registry
     state_dir: Path
     requests: Requests
+    breakers: Breakers
 
 
 def new_session_id() -> str:
@@ -151,6 +153,13 @@ class SessionRunner:
         loop = SessionLoop(
             model=self._model,
             registry=self._registry,
+            shown=ShownTools(
+                self._cluster.breakers,
+                self._registry,
+                self.session_id,
+                self._emit,
+                strict=self._model.settings.strict_tools,
+            ),
             steps=steps,
             emit=self._emit,
             sync=self._transcript.sync,
@@ -359,6 +368,7 @@ class SessionRunner:
             calls=loop.tally.calls,
             usage=loop.tally.usage,
             patch_path=patch_path,
+            tool_list_changes=loop.shown.changes,
         )
         fault: TranscriptError | None = None
         events: list[Event] = [Notice(level="warning", text=note) for note in notes]

@@ -28,6 +28,7 @@ from coordinator.seat import Seat
 from coordinator.store import Store
 from tools.base import ErrorCode, ToolResult
 from tools.permission import decide
+from tools.read import lines_left
 from tools.registry import Registry
 from tools.verdict import Decision, Verdict
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, call_digest
@@ -84,7 +85,22 @@ class StepRunner:
         for before, after in zip(in_order, fitted, strict=True):
             if after is not before and after.cut is not None:
                 self.emit(AnswerShortened(step=step, index=after.call.index, cut=after.cut, answer=after.content))
+                await self._narrow(step, before, after, seat, cancelled)
         return [answer.content for answer in fitted]
+
+    async def _narrow(self, step: int, before: Answered, after: Answered, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Let lines of a file that the step's budget cut away count as not shown."""
+        path = before.result.data.get("path")
+        if isinstance(path, str):
+            key = CallKey(
+                session=seat.box.session,
+                generation=seat.box.generation,
+                step=step,
+                index=before.call.index,
+                attempt=before.attempt,
+            )
+            left = lines_left(before.result.text, after.result.text)
+            await patiently(partial(self.store.narrow_seen, key, path, left), cancelled)
 
     def refuse(self, step: int, calls: Sequence[PlannedCall], why: str = "") -> list[str]:
         """Return the answers of calls none of which runs; needs no box.

@@ -4,15 +4,17 @@ Key names and scripts are the contract's; this is their asynchronous side. A scr
 library, and each of them may be repeated by its caller.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from worker.contract import keys, scripts
+from worker.contract import keys, metadata, scripts
+from worker.contract.metadata import Lines
 from worker.contract.orders import CallKey, NodeLife
 
 PLACE_TTL_S = 86_400
@@ -50,6 +52,7 @@ class Store:
         self._begin_step = client.register_script(scripts.BEGIN_STEP)
         self._fence = client.register_script(scripts.FENCE)
         self._cancel = client.register_script(scripts.CANCEL)
+        self._store_seen = client.register_script(metadata.STORE)
         self._take = client.register_script(scripts.TAKE)
 
     async def run_id(self) -> str:
@@ -86,7 +89,25 @@ class Store:
 
     async def close_session(self, session: str) -> None:
         """Forget a session that has ended."""
-        await self._redis.delete(keys.session(session))
+        await self._redis.delete(keys.session(session), keys.seen(session), keys.session_breakers(session))
+
+    async def narrow_seen(self, call: CallKey, path: str, left: Sequence[Lines]) -> None:
+        """Take back, of what a call showed of a file, all but the lines that its answer's cut left."""
+        seen, field = keys.seen(call.session), metadata.field(path)
+        while True:
+            value = await cast("Awaitable[bytes | None]", self._redis.hget(seen, field))
+            after = metadata.narrowed(metadata.decode(value), call, left)
+            if after is None:
+                return
+            arguments: list[str | bytes | int] = [
+                field,
+                value or b"",
+                metadata.encode(after),
+                keys.SESSION_TTL_S,
+                metadata.MAX_FILES,
+            ]
+            if int(await self._store_seen(keys=[seen], args=arguments)):
+                return
 
     async def fence(self, call_keys: Sequence[CallKey]) -> list[bool]:
         """Keep calls that did not start from ever starting; return for each whether it is fenced (else it started)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from coordinator.approval_requests import Requests
+from coordinator.breakers import Breakers
 from coordinator.collect import BLOCK_MS, ReplyReader
 from coordinator.dispatch import Dispatcher
 from coordinator.execute import Executor
@@ -52,6 +53,7 @@ async def open_cluster(redis_url: str, state_dir: Path, tools: LoadedTools | Non
                 registry=tools.registry,
                 state_dir=state_dir,
                 requests=Requests(client),
+                breakers=Breakers(client),
             )
     finally:
         dispatcher.close()
