@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from sandbox.errors import LossReason
@@ -47,8 +48,13 @@ class Deaths:
     def close(self) -> None:
         """Stop listening."""
         self._closed.set()
-        if self._stream is not None:
-            self._stream.close()
+        self._end_stream()
+
+    def _end_stream(self) -> None:
+        # Closed already, or broken: either way nothing is to be had from it.
+        with suppress(Exception):
+            if self._stream is not None:
+                self._stream.close()
 
     def _listen(self) -> None:
         while not self._closed.is_set():
@@ -61,6 +67,7 @@ class Deaths:
                     self._take(event)
             except Exception:
                 # The engine is away or the stream was closed; what is missed meanwhile is only a less exact reason.
+                self._end_stream()
                 self._closed.wait(RECONNECT_S)
 
     def _take(self, event: dict[str, Any]) -> None:
