@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 MAX_LINKS = 16
 """A message holds all links behind its own: of a longer chain the whole would travel quadratically often."""
 LANE_POLL_S = 0.02
-BACK_S = 45.0
-"""How long a node that was lost may take to come back before its unsent calls are given up."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,8 @@ class Executor:
                     continue
                 batch, waiting = waiting[:got], waiting[got:]
                 batch = await self._for_present_life(batch, node.node, cancelled)
-                sent = [self._settler.expect(job.order, job.timeout_s, startable=True) for job in batch]
+                run_id = await patiently(self._store.run_id, cancelled)
+                sent = [self._settler.expect(job.order, job.timeout_s, run_id=run_id) for job in batch]
                 # Whoever follows a call gives its lane back, also where sending is broken off.
                 running |= {asyncio.create_task(self._follow(one, node.node, cancelled, on_outcome)) for one in sent}
                 await self._dispatcher.send_group([job.order for job in batch])
@@ -100,7 +99,8 @@ class Executor:
                     if order is None:
                         (outcome,) = _given_up([sent.order], exc.reason, cancelled)
                         break
-                    sent = self._settler.expect(order, sent.timeout_s, startable=True)
+                    run_id = await patiently(self._store.run_id, cancelled)
+                    sent = self._settler.expect(order, sent.timeout_s, run_id=run_id)
                     await self._dispatcher.send_group([order])
             await on_outcome(outcome)
         finally:
@@ -127,7 +127,11 @@ class Executor:
         """Send the jobs as one chain and settle its links; return what must be sent as a new chain."""
         later = jobs[MAX_LINKS:]
         jobs = jobs[:MAX_LINKS]
-        sent = [self._settler.expect(job.order, job.timeout_s, startable=at == 0) for at, job in enumerate(jobs)]
+        run_id = await patiently(self._store.run_id, cancelled)
+        sent = [
+            self._settler.expect(job.order, job.timeout_s, run_id=run_id, startable=at == 0)
+            for at, job in enumerate(jobs)
+        ]
         try:
             if not cancelled.is_set():
                 await self._dispatcher.send_chain([job.order for job in jobs])
@@ -186,7 +190,7 @@ class Executor:
     async def _life(self, node: str, cancelled: asyncio.Event) -> str | None:
         """Return the node's incarnation, waited for if it is being restarted; None if it does not come back."""
         while (health := self._watch.health(node)).incarnation is None:
-            if cancelled.is_set() or health.leaseless_s > BACK_S or self._watch.away_s > keys.OUTAGE_S:
+            if cancelled.is_set() or health.is_gone or self._watch.away_s > keys.OUTAGE_S:
                 return None
             await asyncio.sleep(LANE_POLL_S)
         return health.incarnation

@@ -11,9 +11,11 @@ from redis.exceptions import RedisError
 
 from coordinator.collect import ReplyReader
 from coordinator.dispatch import Dispatcher
-from coordinator.errors import NoBox
+from coordinator.errors import NoBox, RedisLost
+from coordinator.patience import patiently
 from coordinator.store import Store
 from coordinator.watch import Watch
+from worker.contract import keys
 from worker.contract.orders import (
     BoxOrder,
     FinishOrder,
@@ -35,8 +37,6 @@ TOOLS_WAIT_S = 5.0
 """How long nodes that all have other own tools are waited for to change."""
 POLL_S = 0.05
 TICK_S = 0.5
-GONE_S = 45.0
-"""How long a node that was lost may take to come back before nothing more is asked of it."""
 PREPARE_S = 180.0
 FINISH_S = 120.0
 
@@ -112,42 +112,68 @@ class Placement:
             raise NoBox(outcome.error)
         return outcome
 
-    async def finish(self, box: BoxOrder, node: NodeLife, *, apply: bool, wait_s: float = FINISH_S) -> FinishOutcome:
-        """End the session's box, give its place back, and return what became of the workspace; never raises for it."""
+    async def finish(
+        self, box: BoxOrder, node: NodeLife, *, apply: bool, away_s: float = keys.OUTAGE_S
+    ) -> FinishOutcome:
+        """End the session's box and return what became of the workspace; never raises for it.
+
+        Args:
+            box: The session's box.
+            node: Where it stands.
+            apply: Put the changes of a private copy into its directory.
+            away_s: How long a Redis that is away is waited for.
+        """
         order = FinishOrder(box=box, node=node.node, incarnation=node.incarnation, apply=apply)
-        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", wait_s)
-        await self.withdraw(box.session, node.node)
+        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", FINISH_S, away_s)
         outcome = _read(FinishOutcome, asked)
         if outcome is None:
             why = f"The node {node.node} did not say what became of the workspace: {_why(asked)}."
             return FinishOutcome(session=box.session, error=why)
         return outcome
 
-    async def withdraw(self, session: str, node: str | None = None) -> None:
-        """Let none of the session's calls start, and give its place back: on any node where none is named."""
-        try:
+    async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
+        """Let none of the session's calls start, and give its place back: on any node where none is named.
+
+        False where Redis was away for so long that both are left to expire.
+        """
+
+        async def give() -> None:
             names = [node] if node is not None else [view.life.node for view in await self._store.nodes()]
             for name in names:
                 await self._store.give_place(name, session)
             await self._store.close_session(session)
-        except RedisError as exc:
+
+        try:
+            if self._watch.away_s > away_s:
+                raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
+            await patiently(give, asyncio.Event(), away_s)
+        except RedisLost as exc:
             log.warning("the place is left to expire", extra={"session_id": session, "error": str(exc)})
+            return False
+        return True
 
     async def _ask(
-        self, send: Callable[[_Order, str], Awaitable[bool]], order: _Order, name: str, wait_s: float
+        self,
+        send: Callable[[_Order, str], Awaitable[bool]],
+        order: _Order,
+        name: str,
+        wait_s: float,
+        away_s: float = keys.OUTAGE_S,
     ) -> Reply | str:
         """Return the node's reply, or why there is none. Both orders may be repeated.
 
-        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it.
+        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it. Time
+        in which Redis is away is nobody's.
         """
-        deadline = self._clock() + wait_s
         waiting: dict[str, asyncio.Future[Reply]] = {}
-        asked_of = ""
+        asked_of, left_s = "", wait_s
         try:
-            while (left_s := deadline - self._clock()) > 0:
-                health = self._watch.health(order.node)
-                if health.leaseless_s > GONE_S:
+            while left_s > 0:
+                health, began = self._watch.health(order.node), self._clock()
+                if health.is_gone:
                     return f"it has been gone for {health.leaseless_s:.0f} s"
+                if self._watch.away_s > away_s:
+                    return f"Redis has been away for {self._watch.away_s:.0f} s"
                 if not asked_of or health.incarnation not in (None, asked_of):
                     task_id = f"{name}/{len(waiting) + 1}"
                     waiting[task_id] = self._reader.expect(task_id)
@@ -158,6 +184,7 @@ class Placement:
                 )
                 if done:
                     return done.pop().result()
+                left_s -= self._clock() - began if self._watch.is_redis_answering else 0.0
             return f"nothing came within {wait_s:.0f} s"
         finally:
             for task_id in waiting:

@@ -25,7 +25,7 @@ from coordinator.execute import Executor
 from coordinator.history import History
 from coordinator.loop import Ending, SessionLoop, first
 from coordinator.model import ModelClient
-from coordinator.patience import patiently
+from coordinator.patience import CANCELLED_S, patiently
 from coordinator.placement import FINISH_S, Placement
 from coordinator.prompt import PromptFacts, system_prompt
 from coordinator.result import SessionResult
@@ -36,6 +36,7 @@ from coordinator.transcript import Transcript
 from coordinator.workspace_choice import Chosen
 from tools.registry import Registry
 from tools.rules import Rules, rules_to_text
+from worker.contract import keys
 from worker.contract.orders import DEFAULT_PROFILE, BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
 
 log = logging.getLogger(__name__)
@@ -168,8 +169,7 @@ class SessionRunner:
         )
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = await first(conversation, self._abandoned) or self._abandoned_as
-        finished = await self._finish(ending)
-        await self._forget(steps)
+        finished = await self._finish(ending, steps)
         if not ending.is_lost:
             request.box.forget(self.session_dir)
         return self._end(ending, loop, finished)
@@ -281,25 +281,31 @@ class SessionRunner:
             attributes=request.attributes,
         )
 
-    async def _finish(self, ending: Ending) -> FinishOutcome:
+    async def _finish(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
         """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
         if ending.is_lost:
             return FinishOutcome(session=self.session_id)
-        work: asyncio.Task[FinishOutcome]
-        if self._node is None:
-            work = asyncio.create_task(self._withdraw())
-        else:
-            apply = self._request.apply and ending.status == "completed"
-            work = asyncio.create_task(self._cluster.placement.finish(self._box, self._node, apply=apply))
-        finished = await self._unless_abandoned(work)
+        finished = await self._unless_abandoned(asyncio.create_task(self._leave(ending, steps)))
         if finished is None:
             error = "The session was broken off before its node said what became of the workspace."
             return FinishOutcome(session=self.session_id, error=error)
         return finished
 
-    async def _withdraw(self) -> FinishOutcome:
-        await self._cluster.placement.withdraw(self.session_id)
-        return FinishOutcome(session=self.session_id)
+    async def _leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
+        """End the box and leave nothing of the session in Redis."""
+        placement, store = self._cluster.placement, self._cluster.store
+        away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
+        finished, node = FinishOutcome(session=self.session_id), self._node
+        if node is not None:
+            apply = self._request.apply and ending.status == "completed"
+            finished = await placement.finish(self._box, node, apply=apply, away_s=away_s)
+        if await placement.withdraw(self.session_id, node.node if node else None, away_s=away_s):
+            try:
+                await store.withdraw_grants(self.session_id, steps.granted)
+                await store.forget_calls(steps.keys)
+            except RedisError as exc:
+                log.info("claims are left to expire", extra={"session_id": self.session_id, "error": str(exc)})
+        return finished
 
     async def _unless_abandoned(self, work: "asyncio.Task[_T]") -> _T | None:
         """Return the task's result; None where the session was abandoned and the task took too long after that."""
@@ -311,13 +317,6 @@ class SessionRunner:
             return work.result() if work.done() else None
         finally:
             await end(abandoned, work)
-
-    async def _forget(self, steps: StepRunner) -> None:
-        try:
-            await self._cluster.store.withdraw_grants(self.session_id, steps.granted)
-            await self._cluster.store.forget_calls(steps.keys)
-        except RedisError as exc:
-            log.info("claims are left to expire", extra={"session_id": self.session_id, "error": str(exc)})
 
     def _end(self, ending: Ending, loop: SessionLoop, finished: FinishOutcome) -> SessionResult:
         notes = [*finished.notes, *([finished.error] if finished.error else [])]

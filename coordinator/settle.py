@@ -48,8 +48,8 @@ class Sent:
     order: CallOrder
     timeout_s: float
     future: "asyncio.Future[Reply]"
-    run_id: str | None
-    """The life of Redis at dispatch."""
+    run_id: str
+    """The life of Redis right before dispatch."""
     startable_at: float
     """Monotonic time from which a free lane could have taken it; infinity behind an unfinished link of its chain."""
     joins: int = 0
@@ -83,11 +83,11 @@ class Settler:
         self._watch = watch
         self._clock = clock
 
-    def expect(self, order: CallOrder, timeout_s: float, *, startable: bool) -> Sent:
-        """Return the handle of a call that is about to be sent."""
+    def expect(self, order: CallOrder, timeout_s: float, *, run_id: str, startable: bool = True) -> Sent:
+        """Return the handle of a call that is about to be sent, in this life of Redis or a later one."""
         startable_at = self._clock() if startable else float("inf")
         future = self._reader.expect(str(order.key))
-        return Sent(order, timeout_s, future, self._watch.run_id, startable_at)
+        return Sent(order, timeout_s, future, run_id, startable_at)
 
     def now(self) -> float:
         """Return the settler's own monotonic time, in seconds."""

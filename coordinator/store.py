@@ -19,7 +19,7 @@ from worker.contract.orders import CallKey, NodeLife
 
 PLACE_TTL_S = 86_400
 LANE_TTL_S = 600 + keys.OUTAGE_S
-SILENT_S = 10.0
+SILENT_S = 5.0
 """A connection that says nothing for so long is given up: the other end may be gone without a word."""
 
 
@@ -54,10 +54,11 @@ class Store:
         self._cancel = client.register_script(scripts.CANCEL)
         self._store_seen = client.register_script(metadata.STORE)
         self._take = client.register_script(scripts.TAKE)
+        self._run_id = client.register_script(scripts.RUN_ID)
 
     async def run_id(self) -> str:
         """Return the id of this life of Redis: another one may have lost its last second."""
-        return str((await self._redis.info("server"))["run_id"])
+        return _text(await self._run_id())
 
     async def nodes(self) -> list[NodeView]:
         """Return all registered nodes, by name."""

@@ -17,6 +17,10 @@ from coordinator.store import Store
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+GONE_S = 45.0
+"""How long a node that was lost may take to come back before nothing more is asked of it."""
+LEFT_S = 10.0
+"""The same for one that ended in order: it may be restarted, but nothing of it is left to come back."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,13 @@ class NodeHealth:
     """The life its lease names; None while it has no lease."""
     leaseless_s: float
     """How long Redis has answered that it has no lease; 0 while it has one."""
+    has_left: bool = False
+    """It took its description back, as a node does that ends in order."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been away longer than a restart takes."""
+        return self.leaseless_s > (LEFT_S if self.has_left else GONE_S)
 
 
 class Watch:
@@ -87,7 +98,8 @@ class Watch:
             if view is not None and view.is_leased:
                 self._health[name] = NodeHealth(view.life.incarnation, 0.0)
             else:
-                self._health[name] = NodeHealth(None, self._health[name].leaseless_s + min(elapsed, 3 * EVERY_S))
+                leaseless_s = self._health[name].leaseless_s + min(elapsed, 3 * EVERY_S)
+                self._health[name] = NodeHealth(None, leaseless_s, has_left=view is None)
         self._run_id, self._answered_at = run_id, now
 
     async def _poll_forever(self) -> None:

@@ -3,13 +3,32 @@
 The coordinator sends signatures by name through it; only a node gives it bodies (`worker.tasks`).
 """
 
+from typing import Any
+
 from celery import Celery
+from celery.app.amqp import AMQP
+from kombu.connection import Connection
 
 from worker.contract import keys
 
-SILENT_S = 10.0
+SILENT_S = 5.0
 """A connection that says nothing for so long is given up."""
 BACKEND = "worker.contract.replies.ReplyStreamBackend"
+
+
+RECONNECT = {"interval_start": 0.2, "interval_step": 0.2, "interval_max": 1.0}
+"""Pauses between attempts to reach a Redis that is away, in seconds."""
+
+
+class _EagerConnection(Connection):
+    """Is back within a second of its broker; kombu's own pauses grow to half a minute."""
+
+    def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
+        return super().ensure_connection(*args, **{**RECONNECT, **kwargs})  # type: ignore[no-untyped-call]
+
+
+class _EagerAMQP(AMQP):  # type: ignore[misc]
+    Connection = _EagerConnection
 
 
 def backend_url(redis_url: str) -> str:
@@ -31,7 +50,7 @@ def create_app(redis_url: str) -> Celery:
 
     Nothing here makes a call run at most once by itself: the claim at the start of each body does.
     """
-    app = Celery("sandhog", set_as_current=False)
+    app = Celery("sandhog", set_as_current=False, amqp=_EagerAMQP)
     app.conf.update(
         broker_url=broker_url(redis_url),
         result_backend=backend_url(redis_url),
@@ -66,6 +85,7 @@ def create_app(redis_url: str) -> Celery:
             "ack_emulation": False,
             "priority_steps": [0],
             "socket_keepalive": True,
+            **RECONNECT,
             # Longer than the one second that BRPOP blocks: a Redis that went away without a word holds up nobody.
             "socket_timeout": SILENT_S,
             "socket_connect_timeout": SILENT_S,

@@ -138,7 +138,7 @@ async def test_the_first_look_counts_nothing(watch: Watch, clock: Clock) -> None
     clock.now += 500
     await watch.poll()
 
-    assert watch.health("a") == NodeHealth(None, 0.0)
+    assert watch.health("a") == NodeHealth(None, 0.0, has_left=True)
 
 
 async def test_a_new_life_of_redis_counts_nothing_and_is_seen(
@@ -203,3 +203,19 @@ async def test_it_looks_by_itself_and_survives_a_cut(
         redis_client.client_kill_filter(_type="normal", skipme=True)
         register(redis_client)
         await asyncio.to_thread(until, lambda: watch.health("a").incarnation == "a-1", "the node is seen")
+
+
+async def test_a_node_that_took_its_description_back_is_gone_sooner_than_a_lost_one(
+    watch: Watch, clock: Clock, redis_client: redis.Redis
+) -> None:
+    register(redis_client)
+    await look(watch, clock)
+    redis_client.delete(keys.lease("a"))
+    for _ in range(12):
+        await look(watch, clock)
+    lost = watch.health("a")
+    redis_client.delete(keys.node("a"))
+    await look(watch, clock)
+
+    assert not lost.is_gone
+    assert watch.health("a").is_gone

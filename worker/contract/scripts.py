@@ -87,6 +87,11 @@ if got > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 return got
 """
 
+RUN_ID = """
+-- Returns the id of this life of Redis; the whole of INFO would be parsed by the client before each dispatch.
+return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+"""
+
 
 class ClaimVerdict(StrEnum):
     """What the claim script answered."""

@@ -1,0 +1,373 @@
+"""A node and a Redis that no command owns: what a session makes of their outages and ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from coordinator.embedded import redis_server_binary
+from coordinator.events import CallStarted, ModelReplied
+from coordinator.scripted import ScriptedCall, Turn
+from coordinator.transcript import read_transcript
+from coordinator.wiring import open_cluster
+from tests.cluster.conftest import Stage, answers, leftover_containers
+from worker.contract import keys
+from worker.contract.orders import NodeLife
+
+pytestmark = pytest.mark.docker
+
+Until = Callable[..., None]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass
+class Server:
+    """A Redis with an append-only file, which can be killed and started again."""
+
+    directory: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.directory / 's'}"
+
+    def start(self) -> None:
+        settings = ["--port", "0", "--unixsocket", "s", "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+        with redis_server_binary() as binary, (self.directory / "log").open("ab") as log:
+            argv = [str(binary), *settings, "--dir", str(self.directory)]
+            process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=self.directory, start_new_session=True)
+        self.processes.append(process)
+
+    def kill(self) -> None:
+        self.processes[-1].kill()
+        self.processes[-1].wait()
+
+    def signal(self, number: int) -> None:
+        self.processes[-1].send_signal(number)
+
+
+@pytest.fixture
+def server(state_dir: Path, until: Until) -> Iterator[Server]:
+    directory = state_dir / "redis"
+    directory.mkdir()
+    server = Server(directory)
+    server.start()
+    until(lambda: answers(server.url), "Redis answers")
+    yield server
+    server.signal(signal.SIGCONT)
+    server.kill()
+
+
+@dataclass
+class Node:
+    """A worker process that ends by signals only."""
+
+    name: str
+    state_dir: Path
+    redis_url: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(REPOSITORY),
+            "SANDHOG_REDIS_URL": self.redis_url,
+            "SANDHOG_STATE_DIR": str(self.state_dir),
+            "SANDHOG_NODE": self.name,
+            "SANDHOG_DEAD_MAN_S": "20",
+        }
+        with (self.state_dir / "node.log").open("ab") as log:
+            argv = [sys.executable, "-m", "worker", "run"]
+            self.processes.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.processes[-1]
+
+    def log(self) -> str:
+        return (self.state_dir / "node.log").read_text()
+
+
+@pytest.fixture
+def node(state_dir: Path, server: Server, until: Until, docker_engine_or_skip: None) -> Iterator[Node]:
+    """A node that has its lease; nothing of it may be left."""
+    node = Node(f"t-{uuid.uuid4().hex[:8]}", state_dir, server.url)
+    node.start()
+    with redis.Redis.from_url(server.url) as client:
+        until(lambda: bool(client.exists(keys.lease(node.name))), "the node has its lease", 30)
+    yield node
+    if node.process.poll() is None:
+        node.process.terminate()
+    assert node.process.wait(30) == 0, node.log()
+    assert not leftover_containers(node.name)
+
+
+@pytest.fixture
+async def stage(node: Node, server: Server, state_dir: Path, project: Path) -> AsyncIterator[Stage]:
+    async with open_cluster(server.url, state_dir) as cluster:
+        yield Stage(cluster, project)
+
+
+def bash(command: str) -> Turn:
+    return Turn(calls=(ScriptedCall("Bash", {"command": command}),))
+
+
+def contents(played: Any) -> list[dict[str, Any]]:
+    return [json.loads(str(answer["content"])) for answer in played.answers()]
+
+
+def when_replied(step: int, act: Callable[[], object]) -> Callable[[object], None]:
+    """A sink that acts once the model's reply of a step is there, before its calls are sent."""
+
+    def sink(event: object) -> None:
+        if isinstance(event, ModelReplied) and event.step == step:
+            act()
+
+    return sink
+
+
+def ours(server: Server) -> set[str]:
+    """What lies in Redis but the node's own keys and Celery's bindings."""
+    with redis.Redis.from_url(server.url) as client:
+        names = {name.decode() for name in client.scan_iter()}
+    return {name for name in names if not name.startswith(("_kombu", "sandhog:node", "sandhog:lease"))}
+
+
+async def test_a_session_leaves_nothing_in_redis(stage: Any, server: Server) -> None:
+    turn = Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}), ScriptedCall("Bash", {"command": "true"})))
+    await stage.play([turn, Turn("done")])
+    left = ours(server)
+    assert not [name for name in left if "claim" in name or "grant" in name or "session" in name], left
+    assert not [name for name in left if "lanes" in name or "places" in name], left
+
+
+async def test_a_redis_that_is_killed_between_calls_and_comes_back_is_waited_for(stage: Any, server: Server) -> None:
+    back = asyncio.get_running_loop()
+
+    def away() -> None:
+        server.kill()
+        back.call_later(3.0, server.start)
+
+    turns = [bash("echo x >> log"), bash("echo y >> log; cat log"), Turn("done")]
+    played = await stage.play(turns, sinks=(when_replied(2, away),))
+
+    assert played.result.status == "completed", played.result
+    assert contents(played)[1]["status"] == "success", contents(played)[1]
+    assert (stage.project / "log").read_text() == "x\ny\n"
+
+
+async def test_a_redis_that_was_emptied_costs_no_call(stage: Any, server: Server) -> None:
+    def empty() -> None:
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+
+    def sink(event: object) -> None:
+        # Behind the step's beginning: the node finds no session any more.
+        if isinstance(event, CallStarted) and event.step == 2:
+            empty()
+
+    played = await stage.play([bash("echo x >> log"), bash("echo y >> log; cat log"), Turn("done")], sinks=(sink,))
+
+    assert contents(played)[1]["status"] == "success", contents(played)[1]
+    assert (stage.project / "log").read_text() == "x\ny\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_a_cancel_while_redis_is_away_ends_the_session_soon(stage: Any, server: Server, how: int) -> None:
+    cancelled = asyncio.Event()
+    begun = stage.project / "begun"
+
+    async def stop_both() -> None:
+        while not begun.exists():
+            await asyncio.sleep(0.02)
+        server.signal(how)
+        cancelled.set()
+
+    stopping = asyncio.create_task(stop_both())
+    try:
+        played = await asyncio.wait_for(stage.play([bash("touch begun; sleep 25")], cancelled=cancelled), 40)
+    finally:
+        if how == signal.SIGKILL:
+            server.processes[-1].wait()
+            server.start()
+        server.signal(signal.SIGCONT)
+        await stopping
+
+    assert played.result.status == "cancelled"
+    reading = read_transcript(Path(played.result.transcript))
+    kinds = [entry.fields["type"] for entry in reading.entries]
+    assert kinds.count("call_finished") == kinds.count("call_started") == 1
+    assert kinds[-1] == "session_ended"
+
+
+async def test_a_node_that_is_told_to_end_gives_its_running_calls_answer(
+    stage: Any, server: Server, node: Node, until: Until
+) -> None:
+    states: list[str] = []
+
+    async def watch() -> None:
+        while not (stage.project / "begun").exists():
+            await asyncio.sleep(0.02)
+        node.process.terminate()
+        with redis.Redis.from_url(server.url) as client:
+            while (life := client.get(keys.node(node.name))) is not None:
+                assert isinstance(life, bytes)
+                states.append(NodeLife.model_validate_json(life).state)
+                await asyncio.sleep(0.02)
+
+    watching = asyncio.create_task(watch())
+    played = await stage.play([bash("touch begun; sleep 1.5; echo said"), Turn("done")])
+    await watching
+
+    assert contents(played)[0]["text"].strip() == "said", contents(played)
+    assert "draining" in states
+    assert node.process.wait(20) == 0, node.log()
+    assert not leftover_containers(node.name)
+    assert "Traceback" not in node.log()
+
+
+async def test_a_message_that_comes_back_to_a_later_life_of_its_node_runs_nothing(
+    stage: Any, server: Server, node: Node
+) -> None:
+    """As after a Redis that lost its last second: a node's next life gets a message whose call ran in the last one."""
+    queue = keys.queue(node.name)
+    again: list[bytes] = []
+
+    def keep() -> None:
+        os.kill(node.process.pid, signal.SIGSTOP)
+
+    async def kill_and_deliver_again() -> None:
+        with redis.Redis.from_url(server.url) as client:
+            # The node stands still, so its queue shows the message.
+            while not again:
+                again.extend(one for one in client.lrange(queue, 0, -1) if b"sandhog.call" in one)
+                await asyncio.sleep(0.01)
+            os.kill(node.process.pid, signal.SIGCONT)
+            while not (stage.project / "begun").exists():
+                await asyncio.sleep(0.01)
+            node.process.kill()
+            node.process.wait()
+            client.lpush(queue, again[0])
+            node.start()
+
+    killing = asyncio.create_task(kill_and_deliver_again())
+    turns = [bash("true"), bash("touch begun; sleep 4; echo x >> log; echo said"), bash("cat log"), Turn("done")]
+    played = await stage.play(turns, sinks=(when_replied(2, keep),))
+    await killing
+
+    assert (stage.project / "log").read_text() == "x\n"
+    assert contents(played)[1]["text"].strip() == "said", contents(played)[1]
+
+
+async def test_a_node_that_is_restarted_twice_in_one_call_gives_its_answer(stage: Any, node: Node) -> None:
+    async def restart_twice() -> None:
+        while not (stage.project / "begun").exists():
+            await asyncio.sleep(0.02)
+        for pause_s in (4.0, 0.0):
+            node.process.kill()
+            node.process.wait()
+            node.start()
+            await asyncio.sleep(pause_s)
+
+    restarting = asyncio.create_task(restart_twice())
+    command = "touch begun; sleep 9; echo x >> log; echo said"
+    played = await stage.play([bash(command), bash("cat log"), Turn("done")])
+    await restarting
+
+    assert [content["text"].strip() for content in contents(played)] == ["said", "x"], contents(played)
+
+
+async def test_a_cancel_while_a_restarted_node_is_asked_ends_the_command(stage: Any, node: Node) -> None:
+    cancelled = asyncio.Event()
+
+    async def restart_then_cancel() -> None:
+        while not (stage.project / "begun").exists():
+            await asyncio.sleep(0.02)
+        node.process.kill()
+        node.process.wait()
+        node.start()
+        await asyncio.sleep(4.0)
+        cancelled.set()
+
+    cancelling = asyncio.create_task(restart_then_cancel())
+    played = await asyncio.wait_for(stage.play([bash("echo so far; touch begun; sleep 90")], cancelled=cancelled), 40)
+    await cancelling
+
+    assert played.result.status == "cancelled"
+    (finished,) = [one for one in played.events if getattr(one, "type", "") == "call_finished"]
+    assert "so far" in finished.answer
+
+
+@pytest.mark.parametrize("at", ["prepare", "finish"])
+async def test_a_node_that_dies_while_a_box_begins_or_ends_is_asked_again(stage: Any, node: Node, at: str) -> None:
+    async def restart() -> None:
+        while not leftover_containers(node.name):
+            await asyncio.sleep(0.01)
+        node.process.kill()
+        node.process.wait()
+        node.start()
+
+    def restart_now() -> None:
+        node.process.kill()
+        node.process.wait()
+        node.start()
+
+    restarting = asyncio.create_task(restart()) if at == "prepare" else None
+    sinks = () if at == "prepare" else (when_replied(2, restart_now),)
+    turns = [bash("echo more >> a.txt"), Turn("done")]
+    played = await asyncio.wait_for(stage.play(turns, copy=True, sinks=sinks), 50)
+    if restarting is not None:
+        await restarting
+
+    assert played.result.status == "completed", played.result
+    assert contents(played)[0]["status"] == "success", contents(played)
+    assert "+more" in (played.result.patch or ""), played.result
+
+
+async def test_a_session_that_another_coordinator_took_ends_without_touching_its_box(
+    stage: Any, server: Server, node: Node
+) -> None:
+    def take_over() -> None:
+        with redis.Redis.from_url(server.url) as client:
+            (name,) = [one for one in client.keys(keys.session("*"))]
+            client.hset(name, "generation", 2)
+
+    played = await stage.play([bash("true"), bash("touch never")], sinks=(when_replied(2, take_over),))
+
+    assert played.result.status == "failed"
+    assert "another coordinator" in played.result.stop_reason
+    assert not (stage.project / "never").exists()
+    assert leftover_containers(node.name), "the box is the other one's"
+    with redis.Redis.from_url(server.url) as client:
+        assert client.keys(keys.session("*")), "and so is the session"
+
+
+async def test_a_session_abandoned_before_it_had_a_place_gives_back_what_it_took(
+    stage: Any, server: Server, node: Node
+) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.zadd(keys.places(node.name), {f"other-{n}": 9e9 for n in range(8)})
+        cancelled = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.5, cancelled.set)
+        played = await stage.play([bash("true")], cancelled=cancelled)
+        assert played.result.status == "cancelled"
+        assert client.zcard(keys.places(node.name)) == 8
+        assert not client.keys(keys.session("*"))
+
+
+async def test_a_description_of_a_node_that_cannot_be_read_harms_nobody(stage: Any, server: Server) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.sadd(keys.NODES, "a-of-tomorrow")
+        client.set(keys.node("a-of-tomorrow"), '{"v":9,"state":"asleep"}')
+    played = await stage.play([bash("echo hi"), Turn("done")])
+    assert played.result.status == "completed", played.result
