@@ -54,8 +54,9 @@ return 1
 class ReadMetadata:
     """What sessions have seen, in Redis. Thread-safe; records change by compare-and-set."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: redis.Redis, wait_s: float = WAIT_S) -> None:
         self._redis = client
+        self._wait_s = wait_s
         self._store = client.register_script(metadata.STORE)
         self._hold = client.register_script(HOLD)
         self._let_go = client.register_script(LET_GO)
@@ -100,7 +101,7 @@ class ReadMetadata:
             ToolFailure: another call has held it for too long.
         """
         lock = keys.path_lock(place)
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + self._wait_s
         while not patiently(lambda: self._hold(keys=[lock], args=[token, HOLD_S * 1000])):
             if time.monotonic() > deadline:
                 raise ToolFailure(ErrorCode.CONFLICT, "Another call is changing this file just now. Try again.")
