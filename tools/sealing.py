@@ -16,7 +16,16 @@ MESSAGE_CHARS = 4_000
 
 
 def sealed(value: object, name: str) -> ToolResult:
-    """Return the tool's result as one that shares nothing with the tool any more.
+    """Return the tool's result as one that shares nothing with the tool any more, within the bounds.
+
+    Raises:
+        ToolFailure: INTERNAL_ERROR; it is no ToolResult, or holds what JSON cannot.
+    """
+    return _bounded(checked(value, name))
+
+
+def checked(value: object, name: str) -> ToolResult:
+    """Return the tool's result as `sealed` does, but whole.
 
     Raises:
         ToolFailure: INTERNAL_ERROR; it is no ToolResult, or holds what JSON cannot.
@@ -26,13 +35,12 @@ def sealed(value: object, name: str) -> ToolResult:
         raise ToolFailure(ErrorCode.INTERNAL_ERROR, words)
     try:
         # Once more: a result that was made without validation, or changed afterwards, does not pass.
-        checked = ToolResult.model_validate(vars(value))
+        sound = ToolResult.model_validate(vars(value))
         # By way of JSON, so that nothing of it is the tool's any more.
-        result = ToolResult.model_validate_json(checked.model_dump_json(), strict=True)
+        return ToolResult.model_validate_json(sound.model_dump_json(), strict=True)
     except (ValidationError, ValueError, TypeError, RecursionError) as exc:
         words = f"{name} returned a result that JSON cannot hold. This is a fault of the tool: {exc}"
-        raise ToolFailure(ErrorCode.INTERNAL_ERROR, words[:MESSAGE_CHARS]) from exc
-    return _bounded(result)
+        raise ToolFailure(ErrorCode.INTERNAL_ERROR, words) from exc
 
 
 def _bounded(result: ToolResult) -> ToolResult:

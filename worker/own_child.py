@@ -25,13 +25,12 @@ from tools.context import BoxRun, ToolContext
 from tools.loading import ToolsUnusable, load_tools
 from tools.own import FunctionTool
 from tools.schema import parse_arguments
-from tools.sealing import sealed
+from tools.sealing import checked
 from worker.own_imports import hold_import_paths
 from worker.own_wire import AskBox, BoxSaid, Failed, Job, Ready, Result, line, own_uid
 
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
-MESSAGE_CHARS = 2_000
 
 
 class _Node:
@@ -113,14 +112,15 @@ def _run(job: Job, node: _Node) -> Result | Failed:
     threading.Thread(target=node.listen, name="node", daemon=True).start()
     node.say(Ready())
     try:
-        result = sealed(_invoke(tool, arguments, job, node), tool.name)
+        # Whole: it is cut by the node, once the secrets are out of it.
+        result = checked(_invoke(tool, arguments, job, node), tool.name)
     except ToolFailure as exc:
         return Failed(code=exc.code, message=exc.message)
     except BaseException as exc:
         # The outermost edge of this process: whatever a tool raises, the node gets one answer.
         traceback.print_exc()
         words = f"{tool.name} raised {type(exc).__name__}: {_text_of(exc)}"
-        return Failed(code=ErrorCode.INTERNAL_ERROR, message=words[:MESSAGE_CHARS])
+        return Failed(code=ErrorCode.INTERNAL_ERROR, message=words)
     return Result(result=result.model_dump(mode="json"))
 
 
@@ -166,13 +166,21 @@ def _give_up_rights(job: Job) -> None:
         uid = own_uid(os.getpid())
         os.chown(job.home, uid, uid)
         hold_import_paths()
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
+        _become(uid)
         # /proc/self is root's after a change of user; the held paths are reached through it.
         _prctl(PR_SET_DUMPABLE)
     _prctl(PR_SET_NO_NEW_PRIVS)
     os.chdir(job.home)
+
+
+def _become(uid: int) -> None:
+    try:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError as exc:
+        words = f"user id {uid} cannot be taken here; run the node with that right, or not as root"
+        raise OSError(exc.errno, words) from exc
 
 
 def _prctl(option: int) -> None:

@@ -72,6 +72,10 @@ def leaks(how: str, context: ToolContext) -> ToolResult:
         raise RuntimeError(f"401 with {token}")
     if how == "refuse":
         raise ToolFailure(ErrorCode.NOT_FOUND, f"nothing for {token}")
+    if how == "flood":
+        raise RuntimeError(token * 3_000)
+    if how == "large":
+        return ToolResult.failure(ErrorCode.NOT_FOUND, f"{token} " * 3_000, data={"large": token * 10_000})
     return ToolResult(status="success", text=f"got {token}", data={token: [token]})
 
 
