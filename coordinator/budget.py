@@ -30,7 +30,9 @@ class Answered:
     time_ms: float = 0.0
     """From dispatch to outcome."""
     spill_path: str = ""
-    """Where all of a large text lies, as the box sees it; "" for a short one."""
+    """Where a large text lies, as the box sees it; "" for a short one."""
+    spill_hint: str = ""
+    """What is missing there, or why it lies nowhere, to end a sentence with; "" when all of it is there."""
     cut: CutInfo | None = None
     attempt: int = 1
     note: str | None = None
@@ -70,7 +72,9 @@ def answered(call: PlannedCall, outcome: CallOutcome, time_ms: float) -> Answere
             path=outcome.spill_path or None,
         )
     note = outcome.reason or None
-    return Answered(call, result, time_ms, outcome.spill_path, cut, outcome.key.attempt, note, outcome.box_note)
+    return Answered(
+        call, result, time_ms, outcome.spill_path, outcome.spill_hint, cut, outcome.key.attempt, note, outcome.box_note
+    )
 
 
 def _result(outcome: CallOutcome) -> ToolResult:
@@ -111,8 +115,8 @@ def _level(sizes: Sequence[int], room_bytes: int) -> int:
 
 
 def _cut(answer: Answered, bound_bytes: int) -> Answered:
-    hint = f"; all of it: {answer.spill_path}" if answer.spill_path else ""
-    cut = cut_text(answer.result.text, bound_bytes, hint=hint)
+    where = answer.spill_hint or (f"all of it: {answer.spill_path}" if answer.spill_path else "")
+    cut = cut_text(answer.result.text, bound_bytes, hint=f"; {where}" if where else "")
     if not cut.is_cut:
         return answer
     total_bytes = answer.cut.total_bytes if answer.cut else cut.total_bytes

@@ -143,6 +143,7 @@ def parse_background(head: dict[str, Any]) -> Background:
         session=_text(head, "session"),
         command=_text(head, "command"),
         is_running=_flag(head, "running"),
+        is_leftover=_flag(head, "leftover"),
         has_failed=_flag(head, "failed"),
         was_killed=_flag(head, "killed"),
         exit_code=_maybe_number(head, "exit_code", 0, 255),

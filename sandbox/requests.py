@@ -103,6 +103,8 @@ class Background:
     """The beginning of its text."""
     is_running: bool
     """A process of it lives."""
+    is_leftover: bool
+    """A foreground command left it running; exit code and signal are that one's."""
     has_failed: bool
     """It could not be started."""
     was_killed: bool

@@ -8,14 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 from sandbox.box import Box
 from sandbox.requests import CallMark
+from tools.cursors import Cursors
 from tools.cutting import shorten_value
 from tools.seen import SeenFiles
+from tools.spilling import Spill
 
 
 class ErrorCode(StrEnum):
@@ -138,25 +140,6 @@ def _compact(value: Mapping[str, JsonValue]) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-class Spill(Protocol):
-    """The file that takes a call's whole output, kept by the worker and readable in the box."""
-
-    @property
-    def box_path(self) -> str:
-        """Path inside the box."""
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes in the file; 0 when there is none."""
-
-    @property
-    def bound_hit(self) -> bool:
-        """Whether output was dropped because the file is at its bound."""
-
-    def write(self, chunk: bytes) -> None:
-        """Append a chunk, or as much of it as the bound leaves room for."""
-
-
 @dataclass(frozen=True)
 class RunContext:
     """All a tool may use beside its arguments."""
@@ -175,6 +158,8 @@ class RunContext:
     """The principal's secrets that the tool asked for by name; never in the box, empty for a tool that runs there."""
     seen: SeenFiles | None = None
     """What the session has seen of its files; None checks and keeps nothing."""
+    cursors: Cursors | None = None
+    """How far the session has read its background commands; None reads each from its beginning."""
 
 
 class Parameters(BaseModel):

@@ -1,14 +1,15 @@
-"""Bash: one command in the session's shell."""
+"""Bash: one command in the session's shell, waited for or in the background."""
 
-import codecs
-from signal import Signals
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
 
-from sandbox.requests import Capture, RunAnswer, RunRequest
-from tools.base import ErrorCode, Parameters, RunContext, Spill, Stats, Tool, ToolResult
+from sandbox.requests import RunAnswer, RunRequest
+from tools.background import news, state_notes
+from tools.base import ErrorCode, Parameters, RunContext, Stats, Tool, ToolResult
+from tools.printed import printed, signal_name
 from tools.refusals import refusals_as_failures
+from tools.spilling import Spill, SpillFlaw, whereabouts
 
 DEFAULT_TIMEOUT_MS = 120_000
 MAX_TIMEOUT_MS = 600_000
@@ -21,6 +22,8 @@ class BashParameters(Parameters):
     """Shell text, run as typed, of any number of lines. Its standard input is empty."""
     timeout_ms: int = Field(default=DEFAULT_TIMEOUT_MS, ge=1, le=MAX_TIMEOUT_MS)
     """After so many milliseconds the command is ended with all its processes; output so far is kept."""
+    background: bool = False
+    """Answer at once and let the command run without a time limit; read it with BashOutput, end it with KillBash."""
 
 
 class Bash(Tool[BashParameters]):
@@ -29,8 +32,9 @@ class Bash(Tool[BashParameters]):
     name = "Bash"
     description = (
         "Run a shell command in the sandbox. The working directory stays between calls; variables do not. There is no "
-        "terminal, no input and by default no network. Answers stdout, stderr and exit code. Processes started with & "
-        "live on. Prefer Read, Grep, Glob and Edit for files."
+        "terminal, no input and by default no network. Answers stdout, stderr and exit code. Servers and watchers go "
+        "into the background: their id is in the answer, also of processes started with &. Prefer Read, Grep, Glob and "
+        "Edit for files."
     )
     parameters = BashParameters
     effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "runs_commands"
@@ -41,46 +45,58 @@ class Bash(Tool[BashParameters]):
 
     def run(self, arguments: BashParameters, context: RunContext) -> ToolResult:
         """Return what the command printed and how it ended; `partial` unless it exited with 0."""
-        spilling = _Spilling(context.spill)
-        request = RunRequest(context.mark, command=arguments.command, timeout_ms=arguments.timeout_ms)
+        if arguments.background:
+            return _in_background(arguments, context)
+        spill = context.spill
         with refusals_as_failures():
-            answer = context.box.run(request, on_output=spilling.write if context.spill else None)
-        return _result(answer, spilling, arguments.timeout_ms)
+            if spill is None:
+                answer = context.box.run(_request(arguments, context, 0))
+            else:
+                room = spill.written_bytes + spill.room_bytes
+                # One byte more, so that the spill itself sees that there was more than it takes.
+                answer = context.box.run(_request(arguments, context, room + 1), on_output=spill.write)
+                _note_gaps(spill, answer, room)
+        return _result(answer, spill, arguments.timeout_ms)
 
 
-class _Spilling:
-    """Hands output to the spill while it streams; a full volume ends the spill, not the command."""
-
-    def __init__(self, spill: Spill | None) -> None:
-        self._spill = spill
-        self._failed = False
-
-    def write(self, chunk: bytes) -> None:
-        if self._spill is None or self._failed:
-            return
-        try:
-            self._spill.write(chunk)
-        except OSError:
-            self._failed = True
-
-    @property
-    def path(self) -> str | None:
-        """Where the output lies, None if nothing was spilled."""
-        return self._spill.box_path if self._spill is not None and self._spill.written_bytes else None
-
-    @property
-    def is_whole(self) -> bool:
-        return self._spill is not None and not self._failed and not self._spill.bound_hit
+def _request(arguments: BashParameters, context: RunContext, stream_bytes: int) -> RunRequest:
+    return RunRequest(
+        context.mark,
+        command=arguments.command,
+        timeout_ms=arguments.timeout_ms,
+        background=arguments.background,
+        stream_bytes=stream_bytes,
+    )
 
 
-class _Stream(NamedTuple):
-    text: str
-    is_binary: bool
+def _in_background(arguments: BashParameters, context: RunContext) -> ToolResult:
+    with refusals_as_failures():
+        answer = context.box.run(_request(arguments, context, 0))
+    assert answer.background_id is not None
+    found = news(context, answer.background_id)
+    notes = [f"[started in the background as {answer.background_id}]", *state_notes(found)]
+    if found.state.is_running:
+        notes.append("[BashOutput shows what else it prints, KillBash ends it]")
+    text = found.text.removesuffix("\n")
+    return ToolResult(
+        status="success" if found.state.is_running or found.state.exit_code == 0 else "partial",
+        text="\n".join([*([text] if text else []), *notes]),
+        data={"background_id": answer.background_id, **found.data()},
+        stats=Stats(bytes=found.new_bytes),
+        context={"cwd": answer.cwd},
+    )
 
 
-def _result(answer: RunAnswer, spilling: _Spilling, timeout_ms: int) -> ToolResult:
-    where = _where(answer, spilling)
-    stdout, stderr = _decoded(answer.stdout, where), _decoded(answer.stderr, where)
+def _note_gaps(spill: Spill, answer: RunAnswer, room: int) -> None:
+    """Note what the spill did not get although there was room for it."""
+    total = answer.stdout.total_bytes + answer.stderr.total_bytes
+    if answer.streamed and (not answer.spill_complete or spill.written_bytes < min(total, room)):
+        spill.spoil(SpillFlaw.LINK)
+
+
+def _result(answer: RunAnswer, spill: Spill | None, timeout_ms: int) -> ToolResult:
+    where = whereabouts(spill) if spill is not None and answer.streamed else ""
+    stdout, stderr = printed(answer.stdout, where), printed(answer.stderr, where)
     text = _text(stdout.text, stderr.text, _notes(answer))
     data: dict[str, JsonValue] = {
         "exit_code": answer.exit_code,
@@ -93,10 +109,11 @@ def _result(answer: RunAnswer, spilling: _Spilling, timeout_ms: int) -> ToolResu
     }
     if stdout.is_binary or stderr.is_binary:
         data["binary"] = True
-    if answer.left_running:
+    if answer.background_id is not None:
+        data["background_id"] = answer.background_id
         data["left_running"] = list(answer.left_running)
-    if spilling.path is not None:
-        data["output_path"] = spilling.path
+    if spill is not None and answer.streamed and spill.written_bytes:
+        data["output_path"] = spill.box_path
     code, message = _error(answer, timeout_ms)
     return ToolResult(
         status="error" if code else "success" if answer.exit_code == 0 else "partial",
@@ -133,7 +150,7 @@ def _notes(answer: RunAnswer) -> list[str]:
     """Return one line for everything about the end that the output does not tell."""
     notes = []
     if answer.signal is not None and not answer.timed_out and not answer.cancelled:
-        notes.append(f"[killed by signal {answer.signal} ({_signal_name(answer.signal)})]")
+        notes.append(f"[killed by signal {answer.signal} ({signal_name(answer.signal)})]")
     elif answer.exit_code:
         notes.append(f"[exit code {answer.exit_code}]")
     elif answer.exit_code is None and answer.signal is None:
@@ -144,43 +161,8 @@ def _notes(answer: RunAnswer) -> list[str]:
         notes.append("[no process was left in the sandbox: what earlier commands had left running was killed]")
     if answer.left_running:
         pids = " ".join(str(pid) for pid in answer.left_running)
-        notes.append(f"[still running in the background: {pids}; end them with kill]")
+        notes.append(
+            f"[still running in the background as {answer.background_id}: {pids}; "
+            "BashOutput shows what they print, KillBash ends them]"
+        )
     return notes
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return Signals(number).name
-    except ValueError:
-        return "unknown"
-
-
-def _where(answer: RunAnswer, spilling: _Spilling) -> str:
-    if spilling.path is None:
-        return ""
-    how = "all output" if spilling.is_whole and answer.spill_complete else "output, with parts missing,"
-    return f"; {how} is in {spilling.path}"
-
-
-def _decoded(capture: Capture, where: str) -> _Stream:
-    """Return a stream's text, its gap named; characters torn at the gap are left out, not replaced."""
-    is_cut = capture.dropped_bytes > 0
-    head, head_is_binary = _decode(capture.head, ends_whole=not is_cut)
-    if not is_cut:
-        return _Stream(head, head_is_binary)
-    torn = 0
-    while torn < min(3, len(capture.tail)) and 0x80 <= capture.tail[torn] < 0xC0:
-        torn += 1
-    tail, tail_is_binary = _decode(capture.tail[torn:], ends_whole=True)
-    whole = f"{capture.total_bytes} bytes, {capture.total_lines} lines"
-    gap = f"[… {capture.dropped_bytes} bytes of {whole} left out here{where} …]"
-    return _Stream(f"{head}\n{gap}\n{tail}", head_is_binary or tail_is_binary)
-
-
-def _decode(raw: bytes, *, ends_whole: bool) -> _Stream:
-    decoder = codecs.getincrementaldecoder("utf-8")("strict")
-    try:
-        text, is_binary = decoder.decode(raw, final=ends_whole), False
-    except UnicodeDecodeError:
-        text, is_binary = raw.decode(errors="replace"), True
-    return _Stream(text.replace("\0", "\ufffd"), is_binary or "\0" in text)

@@ -5,9 +5,11 @@ from typing import Any
 
 from tools.base import AnyTool
 from tools.bash import Bash
+from tools.bash_output import BashOutput
 from tools.edit import Edit
 from tools.glob import Glob
 from tools.grep import Grep
+from tools.kill_bash import KillBash
 from tools.read import Read
 from tools.schema import function_schema
 from tools.strict import strict_function_schema
@@ -50,4 +52,6 @@ class Registry:
 
 def builtin_registry() -> Registry:
     """Return the tools that every session has."""
-    return Registry([Bash(), Edit(), Glob(), Grep(), Read(), TodoWrite(), Write()])
+    return Registry(
+        [Bash(), BashOutput(), Edit(), Glob(), Grep(), KillBash(), Read(), TodoWrite(), Write()]
+    )

@@ -19,12 +19,14 @@ from sandbox.errors import BoxLost, SandboxError
 from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
 from worker import workspace
+from worker.background import keep_background_output
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.errors import BoxUnavailable, WorkspaceRefused
 from worker.files_in import put_files
 from worker.places import Places
 from worker.setup import Setup
 from worker.specs import Specs
+from worker.spill import Spills
 from worker.warm import WarmBoxes
 from worker.workspace import Workspace
 
@@ -84,11 +86,13 @@ class Boxes:
         places: Places | None = None,
         profiles: Mapping[str, Profile] | None = None,
         allow_open_network: bool = False,
+        spills: Spills | None = None,
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back."""
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
         self._setup = Setup(engine)
+        self._spills = spills or Spills()
         self._idle_s = idle_s
         self._places = places
         self._warm = WarmBoxes(engine, pool, nursery, self.used) if pool is not None and nursery is not None else None
@@ -199,6 +203,8 @@ class Boxes:
                 self._finished.move_to_end(order.box.session)
                 while len(self._finished) > KEPT_FINISHED:
                     self._finished.popitem(last=False)
+            if seat.box is not None:
+                keep_background_output(seat.box, Path(order.box.session_dir), self._spills)
             _end(seat)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:

@@ -6,6 +6,7 @@ text above 8 KB is kept on the shared volume, so that a later cut by the step's 
 
 from tools.base import ToolResult
 from tools.cutting import cut_text
+from tools.spilling import whereabouts
 from worker.contract.orders import CutNote
 from worker.spill import SpillFile
 
@@ -15,15 +16,16 @@ SPILL_FROM_BYTES = 8_192
 def fit(result: ToolResult, spill: SpillFile, bound_bytes: int) -> tuple[ToolResult, CutNote | None]:
     """Return the result with its text within the bound, and what was left out if it was cut.
 
-    Raises:
-        OSError: the volume did not take the text.
+    Where the spill does not hold all of the text, `data` says why (`spill_flaw`), and the text where it was cut.
     """
     raw = result.text.encode()
     if len(raw) > min(SPILL_FROM_BYTES, bound_bytes) and not spill.is_written:
         spill.write(raw)
+    if spill.flaw is not None:
+        result = result.model_copy(update={"data": {**result.data, "spill_flaw": spill.flaw.value}})
     if len(raw) <= bound_bytes:
         return result, None
-    hint = f"; all of it: {spill.box_path}" if spill.is_written else ""
-    cut = cut_text(result.text, bound_bytes, hint=hint)
+    where = whereabouts(spill)
+    cut = cut_text(result.text, bound_bytes, hint=f"; {where}" if where else "")
     note = CutNote(total_bytes=cut.total_bytes, shown_bytes=cut.shown_bytes, total_lines=cut.total_lines)
     return result.with_text(cut.text), note

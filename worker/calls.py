@@ -11,6 +11,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
 import redis
@@ -21,15 +22,16 @@ from sandbox.errors import SandboxError
 from tools.base import ErrorCode, Tool, ToolFailure, ToolResult
 from tools.registry import Registry
 from tools.schema import parse_arguments
+from tools.spilling import SpillFlaw, whereabouts
 from worker import budget
 from worker.boxes import Boxes
 from worker.contract import keys, scripts
-from worker.contract.orders import CallOrder, CallOutcome, CutNote, Fate
+from worker.contract.orders import CallOrder, CallOutcome, Fate
 from worker.contract.scripts import ClaimVerdict
 from worker.gates.gate import GateCall, Handler
 from worker.own_tools import OwnTools
 from worker.patience import patiently
-from worker.spill import SpillFile
+from worker.spill import SpillFile, Spills
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Calls:
         boxes: Boxes,
         own: OwnTools,
         gates: Handler,
-        spill_dir: Callable[[CallOrder], SpillFile],
+        spills: Spills,
         incarnation: str,
         on_cut: Callable[[CallOrder, ToolResult, ToolResult], None],
         clock: Callable[[], float] = time.time,
@@ -66,7 +68,7 @@ class Calls:
         self._boxes = boxes
         self._own = own
         self._gates = gates
-        self._spill = spill_dir
+        self._spills = spills
         self._incarnation = incarnation
         self._on_cut = on_cut
         self._clock = clock
@@ -155,14 +157,11 @@ class Calls:
 
     def _through_gates(self, order: CallOrder, *, joining: bool) -> CallOutcome:
         claimed_at, started = self._clock(), time.monotonic()
-        spill = self._spill(order)
-        cut: CutNote | None = None
-        whole = result = self._checked(order, spill, joining)
-        try:
-            result, cut = budget.fit(result, spill, order.result_bytes)
-        except OSError as exc:
-            log.error("the spill was refused", extra={"call_id": str(order.key), "error": str(exc)})
-            result, cut = result.with_text(result.text[: order.result_bytes // 4]), None
+        spill = self._spills.file(Path(order.box.session_dir), order.key, joining=joining)
+        whole = self._checked(order, spill, joining)
+        result, cut = budget.fit(whole, spill, order.result_bytes)
+        if spill.flaw is SpillFlaw.VOLUME:
+            log.error("the spill was refused", extra={"call_id": str(order.key), "error": spill.problem})
         if result is not whole:
             self._on_cut(order, whole, result)
         fate = Fate.UNKNOWN if result.error_code is ErrorCode.OUTCOME_UNKNOWN else Fate.RAN
@@ -173,6 +172,7 @@ class Calls:
             reason=(result.error_message or "") if fate is Fate.UNKNOWN else "",
             cut=cut,
             spill_path=spill.box_path if spill.is_written else "",
+            spill_hint=whereabouts(spill) if spill.flaw is not None else "",
             # The call that lost the box says so itself; the note is for the first one in the fresh box.
             box_note="" if result.error_code is ErrorCode.BOX_LOST else self._boxes.take_note(order.key.session),
             queue_ms=max(0.0, (claimed_at - order.sent_at) * 1000),

@@ -20,6 +20,7 @@ from worker.boxes import Boxes
 from worker.errors import NodeMisconfigured
 from worker.places import Places
 from worker.settings import NodeSettings
+from worker.spill import Spills
 from worker.standing import Owners
 from worker.upkeep import Upkeep
 
@@ -114,4 +115,5 @@ def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) ->
         profiles=settings.profiles,
         allow_open_network=settings.allow_open_network,
         places=Places(client, settings.node, settings.places),
+        spills=Spills(settings.spill_bounds),
     )

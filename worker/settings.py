@@ -9,6 +9,7 @@ from sandbox.profiles import Profile
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
 from worker.contract.places import own_tools_dir
+from worker.spill import SpillBounds
 
 
 class RegistrySettings(BaseModel):
@@ -39,6 +40,10 @@ class NodeSettings(BaseSettings):
     """Worker threads for calls; default: four a place."""
     dead_man_s: int = Field(default=120, ge=10)
     """A box ends itself when its node has been silent this long."""
+    spill_call_bytes: int = Field(default=SpillBounds.call_bytes, ge=0)
+    """How much of one call's output is kept in its spill file."""
+    spill_session_bytes: int = Field(default=SpillBounds.session_bytes, ge=0)
+    """How much all spill files of a session may hold together."""
     breaker: BreakerSettings = BreakerSettings()
     """When tools are switched off after faults, as JSON: `{"default": {"faults": 3}, "tools": {"Bash": {…}}}`."""
     tools: str = ""
@@ -90,6 +95,11 @@ class NodeSettings(BaseSettings):
             if unknown:
                 raise ValueError(f"counts_as_fault: there is no error code {', '.join(unknown)}")
         return breaker
+
+    @property
+    def spill_bounds(self) -> SpillBounds:
+        """How much output is kept."""
+        return SpillBounds(self.spill_call_bytes, self.spill_session_bytes)
 
     @property
     def tool_paths(self) -> list[str]:

@@ -22,7 +22,7 @@ from worker.app import create_app
 from worker.boxes import Boxes
 from worker.calls import Calls
 from worker.contract import keys
-from worker.contract.orders import CallOrder, NodeLife
+from worker.contract.orders import NodeLife
 from worker.errors import NodeMisconfigured
 from worker.gates.breaker import BreakerGate
 from worker.gates.gate import in_row
@@ -34,7 +34,7 @@ from worker.node import Lease, watch_owner
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
-from worker.spill import SpillFile
+from worker.spill import Spills
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _calls(settings: NodeSettings, client: redis.Redis, boxes: Boxes, own: OwnTo
         boxes=boxes,
         own=own,
         gates=in_row([PermissionGate(client, own.registry), LockGate(seen), breaker], RunGate(boxes, own)),
-        spill_dir=_spill_of,
+        spills=Spills(settings.spill_bounds),
         incarnation=incarnation,
         on_cut=seen.narrow,
     )
@@ -178,10 +178,6 @@ class _End:
             except OSError as exc:
                 log.warning("the own tools' directory was left", extra={"error": str(exc)})
             self._boxes.close()
-
-
-def _spill_of(order: CallOrder) -> SpillFile:
-    return SpillFile(Path(order.box.session_dir) / "spill", order.key)
 
 
 def _reach_redis(redis_url: str) -> redis.Redis:

@@ -64,6 +64,7 @@ class Background:
             "session": self.command.call.mark.session,
             "command": self.command.text[:SHOWN_BYTES].decode("utf-8", "replace"),
             "running": not self.is_over,
+            "leftover": not self.command.stays,
             "failed": bool(ended is not None and ended.what),
             "killed": self.was_killed,
             "pids": [] if self.is_over else found.get(self.command.marker, [])[:SHOWN_PIDS],

@@ -129,7 +129,7 @@ async def test_a_bad_call_is_answered_and_its_neighbours_run(stage: Any) -> None
         "INVALID_PARAM",
         None,
     ]
-    assert "Bash, Edit" in contents[1]["error"]["message"]
+    assert "Bash, BashOutput, Edit" in contents[1]["error"]["message"]
     started = [event for event in played.events if isinstance(event, CallStarted)]
     assert [event.index for event in started] == [3], "nothing was sent for the bad ones"
 

@@ -17,29 +17,11 @@ from sandbox.spec import BoxSpec
 from tools.base import RunContext, ToolResult
 from tools.registry import builtin_registry
 from tools.schema import parse_arguments
+from worker.cursors import FileCursors
+from worker.spill import SpillBounds, SpillFile
 
 IMAGE = "sandhog-box:latest"
 AGENT_UID = 12_345
-
-
-class MemorySpill:
-    """A spill that keeps what it is given."""
-
-    box_path = "/spill/1-1-0-1.txt"
-
-    def __init__(self, bound_bytes: int = 1 << 30) -> None:
-        self.content = b""
-        self.bound_hit = False
-        self._bound_bytes = bound_bytes
-
-    @property
-    def written_bytes(self) -> int:
-        return len(self.content)
-
-    def write(self, chunk: bytes) -> None:
-        room = self._bound_bytes - len(self.content)
-        self.bound_hit = self.bound_hit or len(chunk) > room
-        self.content += chunk[:room]
 
 
 @dataclass
@@ -50,13 +32,25 @@ class Desk:
     session: str
     directory: Path
     """On the host."""
-    spill: MemorySpill = field(default_factory=MemorySpill)
+    session_dir: Path
+    """On the host; its `spill` is the box's."""
+    bounds: SpillBounds = field(default_factory=SpillBounds)
     _steps: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def context(self, *, join: bool = False, step: int | None = None) -> RunContext:
         step = next(self._steps) if step is None else step
         mark = CallMark(f"{self.session}:1:{step}:0:1", "digest", self.session, 1, step, join)
-        return RunContext(self.box, mark, "tester", self.spill)
+        spill = self.spill(f"{self.session}-{step}", joining=join)
+        cursors = FileCursors(self.session_dir, mark.key)
+        return RunContext(self.box, mark, "tester", spill, cursors=cursors)
+
+    def spill(self, name: str, *, joining: bool = False) -> SpillFile:
+        """Make a spill file that the box sees."""
+        return SpillFile(self.session_dir / "spill", name, self.bounds, joining=joining)
+
+    def spilled(self, result: ToolResult) -> bytes:
+        """Return what lies in the file that a result names."""
+        return (self.session_dir / str(result.data["output_path"])[1:]).read_bytes()
 
     def call(self, tool: str, **arguments: Any) -> ToolResult:
         found = builtin_registry().get(tool)
@@ -88,12 +82,16 @@ def tools_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tools_box(
-    tools_workspace: Path, tmp_path_factory: pytest.TempPathFactory, docker_engine_or_skip: None
-) -> Iterator[Box]:
+def tools_session_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("node")
+    (root / "spill").mkdir()
+    return root
+
+
+@pytest.fixture(scope="session")
+def tools_box(tools_workspace: Path, tools_session_dir: Path, docker_engine_or_skip: None) -> Iterator[Box]:
+    root = tools_session_dir
     spill = root / "spill"
-    spill.mkdir()
     folder = guest_folder.install(root / "guest")
     engine = DockerEngine(
         EngineSettings(node=f"tools-tests-{os.getpid()}", guest_folder=folder, records_dir=root / "records")
@@ -107,12 +105,12 @@ def tools_box(
 
 
 @pytest.fixture
-def desk(tools_box: Box, tools_workspace: Path, request: pytest.FixtureRequest) -> Desk:
+def desk(tools_box: Box, tools_workspace: Path, tools_session_dir: Path, request: pytest.FixtureRequest) -> Desk:
     short = "".join(letter for letter in request.node.name if letter.isalnum() or letter == "_")[:60]
     directory = tools_workspace / f"{short}-{len(list(tools_workspace.iterdir()))}"
     directory.mkdir()
     _give_to_agent(directory)
-    desk = Desk(tools_box, directory.name, directory)
+    desk = Desk(tools_box, directory.name, directory, tools_session_dir)
     assert desk.call("Bash", command=f"cd /workspace/{directory.name}").status == "success"
     return desk
 
@@ -142,6 +140,6 @@ def context(desk: Desk) -> Callable[..., RunContext]:
 
 
 @pytest.fixture
-def spilled(desk: Desk) -> Callable[[], bytes]:
-    """What was spilled so far."""
-    return lambda: desk.spill.content
+def spilled(desk: Desk) -> Callable[[ToolResult], bytes]:
+    """Reads the file that a result names."""
+    return desk.spilled

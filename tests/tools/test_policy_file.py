@@ -79,7 +79,7 @@ class TestFile:
             ("[[rule]]\ntool = 'Bash'\ndecision = 'yes'", ["rule 1", "'decision'", "'yes'", "allow, ask, deny"]),
             ("[[rule]]\ntool = 'Bash'\ndecision = ['allow']", ["rule 1", "'decision'", "allow, ask, deny"]),
             ("[[rule]]\ndecision = 'allow'", ["rule 1", "'tool'", "missing"]),
-            ("[[rule]]\ntool = 'Bsh'\ndecision = 'allow'", ["rule 1", "'tool'", "'Bsh'", "Bash, Edit"]),
+            ("[[rule]]\ntool = 'Bsh'\ndecision = 'allow'", ["rule 1", "'tool'", "'Bsh'", "Bash, BashOutput, Edit"]),
             ("[[rule]]\ntool = 'Read'\ncommand = 'x'\ndecision = 'allow'", ["rule 1", "'command'", "leave it out"]),
             ("[[rule]]\ntool = 'Bash'\ncommand = 'a | b'\ndecision = 'allow'", ["rule 1", "'a | b'", "for each"]),
             ("[[rule]]\ntool = 'Bash'\ncommand = \"a 'b\"\ndecision = 'allow'", ["rule 1", "'command'", "close"]),

@@ -106,7 +106,8 @@ def test_edit_takes_a_pair_or_a_list_and_null_for_what_is_left_out() -> None:
 def test_schemas_are_sorted_closed_described_and_the_same_every_time() -> None:
     schemas = REGISTRY.function_schemas()
     names = [schema["function"]["name"] for schema in schemas]
-    assert names == sorted(names) == ["Bash", "Edit", "Glob", "Grep", "Read", "TodoWrite", "Write"]
+    assert names == sorted(names)
+    assert names == ["Bash", "BashOutput", "Edit", "Glob", "Grep", "KillBash", "Read", "TodoWrite", "Write"]
     assert json.dumps(schemas) == json.dumps(builtin_registry().function_schemas())
     assert "$ref" not in json.dumps(schemas)
     for schema in schemas:
@@ -138,6 +139,8 @@ def test_only_looking_is_concurrency_safe() -> None:
         "Write": {"path": "a", "content": ""},
         "Edit": {"path": "a", "old_string": "x", "new_string": "y"},
         "TodoWrite": {"todos": []},
+        "BashOutput": {"id": "bg1"},
+        "KillBash": {"id": "bg1"},
     }
     safe = {
         name

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tools.base import ErrorCode, ToolResult
 from worker.budget import SPILL_FROM_BYTES, fit
 from worker.contract.orders import CallKey
-from worker.spill import SpillFile
+from worker.spill import SpillBounds, SpillFile
 
 KEY = CallKey(session="s", generation=1, step=1, index=0)
 LINES = "".join(f"line {number}\n" for number in range(10_000))
@@ -88,9 +88,29 @@ def test_two_large_results_have_two_files_each_with_its_own_text(tmp_path: Path)
     assert sorted(spilled(tmp_path)) == [b"a" * 60_000, b"b" * 60_000]
 
 
-def test_a_volume_that_does_not_take_the_text_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        fit(success(LINES), SpillFile(tmp_path / "gone", KEY), 50_000)
+def test_a_volume_that_does_not_take_the_text_is_told(tmp_path: Path) -> None:
+    cut, note = fit(success(LINES), SpillFile(tmp_path / "gone", KEY), 50_000)
+
+    assert note is not None
+    assert cut.data["spill_flaw"] == "volume"
+    assert "lines; the rest was not kept: the volume for kept output took no more: No such file" in cut.text
+    assert "/spill" not in cut.text
+
+
+def test_a_file_with_the_beginning_only_is_told_as_that(tmp_path: Path) -> None:
+    cut, _ = fit(success(LINES), SpillFile(tmp_path, KEY, SpillBounds(call_bytes=60_000)), 50_000)
+
+    assert cut.data["spill_flaw"] == "call_bound"
+    assert "its first 60000 bytes: /spill/1-1-0-1.txt (no more is kept of one call)" in cut.text
+    assert "all of it" not in cut.text
+
+
+def test_a_text_that_is_shown_whole_keeps_the_word_of_a_failed_volume(tmp_path: Path) -> None:
+    result = success("x" * 20_000)
+    kept, note = fit(result, SpillFile(tmp_path / "gone", KEY), 50_000)
+
+    assert (kept.text, note) == (result.text, None)
+    assert kept.data["spill_flaw"] == "volume"
 
 
 @given(st.text(max_size=400), st.integers(min_value=250, max_value=600), st.integers(min_value=1, max_value=40))

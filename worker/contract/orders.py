@@ -178,6 +178,9 @@ class CallOutcome(Contract):
     """Set when `text` was cut to head and tail."""
     spill_path: str = ""
     """Path inside the box where all of the text lies; "" for a short result, whose text is all here."""
+    spill_hint: str = ""
+    """Where the text lies and what is missing there, or why it lies nowhere, to end a sentence with; "" for a spill
+    without a flaw."""
     box_note: str = ""
     """Said to the model before its next answer: the box was replaced, and what was lost with the old one."""
     queue_ms: float = 0.0

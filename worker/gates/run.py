@@ -7,6 +7,7 @@ anything, or never return.
 
 import logging
 import time
+from pathlib import Path
 
 from sandbox.box import Box
 from sandbox.errors import BoxLost
@@ -14,6 +15,7 @@ from sandbox.requests import CallMark
 from tools.base import ErrorCode, RunContext, ToolFailure, ToolResult
 from tools.sealing import sealed
 from worker.boxes import Boxes
+from worker.cursors import FileCursors
 from worker.errors import BoxUnavailable
 from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
@@ -92,6 +94,7 @@ class RunGate:
             attributes=call.order.attributes,
             spill=call.spill,
             seen=call.seen,
+            cursors=FileCursors(Path(call.order.box.session_dir), str(key)),
         )
 
 
