@@ -17,12 +17,14 @@ from typing import Any
 
 import pytest
 
+from coordinator.approvals import Always, Never
 from coordinator.embedded import Embedded
 from coordinator.events import CallFinished, CallStarted
 from coordinator.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.session import Cluster
 from coordinator.wiring import open_cluster
 from tools.loading import LoadedTools, load_tools
+from worker.contract.orders import Policy
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "docs" / "examples", ROOT / "tests" / "worker" / "own_tools_file.py"]
@@ -291,6 +293,17 @@ async def test_a_cancelled_session_ends_its_own_tools(stage: Any, marker: Path) 
     assert [event.error_code for event in finished] == ["CANCELLED", "CANCELLED"]
     assert "long_in_box was cancelled and ended" in finished[0].answer, "the node says so: it did not wait for the box"
     assert text_of(marker) == ""
+
+
+@pytest.mark.docker
+async def test_the_guarded_policy_asks_for_what_does_not_only_read(stage: Any) -> None:
+    turn = Turn(calls=(ScriptedCall("greet", {"name": "you"}), ScriptedCall("later", {"value": {"a": 1}})))
+    denied = await stage.play([turn, Turn("done")], policy=Policy.GUARDED, approver=Never())
+    granted = await stage.play([turn, Turn("done")], policy=Policy.GUARDED, approver=Always())
+
+    codes = [answer.get("error", {}).get("code") for answer in contents(denied)]
+    assert codes == [None, "PERMISSION_DENIED"]
+    assert [answer["status"] for answer in contents(granted)] == ["success", "success"]
 
 
 @pytest.mark.docker
