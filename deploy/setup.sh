@@ -18,6 +18,8 @@ source "$DEPLOY/lib/python.sh"
 source "$DEPLOY/lib/engine.sh"
 # shellcheck source-path=SCRIPTDIR
 source "$DEPLOY/lib/image.sh"
+# shellcheck source-path=SCRIPTDIR
+source "$DEPLOY/lib/gvisor.sh"
 
 main() {
     local kind=run
@@ -43,6 +45,7 @@ main() {
         ensure_engine
         ensure_image
     fi
+    if [ "$kind" = dev ]; then ensure_gvisor; fi
     say "ready"
 }
 

@@ -21,10 +21,11 @@ LABEL, NODE_LABEL, BOX_LABEL, BORN_LABEL, PROFILE_LABEL = (
 INSTALLATION_LABEL = "sandhog.installation"
 """Which records directory leads to the box: two installations may call their nodes alike on one engine."""
 NAME_PREFIX = "sandhog-"
-TASKS_OF_GVISOR = 512
+TASKS_OF_GVISOR = 4096
 """Threads of the sandbox process itself, which are charged to the box on the host."""
-HOST_TASKS_PER_TASK = 4
-"""gVisor keeps up to so many tasks of the host for one of the box."""
+HOST_TASKS_PER_TASK = 8
+"""gVisor keeps several tasks of the host for one of the box, for a while also for those that ended; it ends when it can
+have no more."""
 
 
 def create(

@@ -18,6 +18,8 @@ from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
 from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec
+from tests.conftest import without_server
+from tests.sandbox.gvisor import FRESH_BOX_TESTS, RUNTIME, VOID, missing_gvisor
 
 IMAGE = "sandhog-box:latest"
 RUN = f"run-{os.getpid()}"
@@ -106,11 +108,14 @@ def containers_of(docker_client: docker.APIClient) -> Callable[[str], int]:
 
 
 @pytest.fixture(scope="session")
-def engine(make_engine: Callable[..., DockerEngine], containers_of: Callable[[str], int]) -> Iterator[DockerEngine]:
+def engine(
+    make_engine: Callable[..., DockerEngine], containers_of: Callable[[str], int], until: Callable[..., None]
+) -> Iterator[DockerEngine]:
     engine = make_engine()
     yield engine
     engine.sweep()
-    assert containers_of(NODE) == 0, "the engine left containers behind"
+    # The engine takes long to remove a gVisor that hangs, and answers before it is done.
+    until(lambda: containers_of(NODE) == 0, "the engine left no container behind", 60)
 
 
 @pytest.fixture(scope="session")
@@ -129,21 +134,48 @@ def make_spec(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., BoxSpec
     return make
 
 
-@pytest.fixture(scope="module", params=[AGENT, 0], ids=["agent", "root"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run some tests of boxes of their own on both runtimes."""
+    if "fresh_box" in metafunc.fixturenames and metafunc.function.__name__ in FRESH_BOX_TESTS:
+        metafunc.parametrize("runtime", [None, RUNTIME], ids=["runc", "gvisor"], indirect=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or RUNTIME not in [parameter for parameter in callspec.params.values() if parameter]:
+        return
+    if (reason := missing_gvisor()) is not None:
+        without_server(reason)
+    name = item.name.partition("[")[0]
+    if name in VOID:
+        pytest.skip(f"gVisor: {VOID[name]}")
+
+
+@pytest.fixture
+def runtime(request: pytest.FixtureRequest) -> str | None:
+    """The runtime of fresh boxes."""
+    given: str | None = getattr(request, "param", None)
+    return given
+
+
+@pytest.fixture(scope="module", params=[AGENT, 0, RUNTIME], ids=["agent", "root", "gvisor"])
 def box(request: pytest.FixtureRequest, engine: DockerEngine, make_spec: Callable[..., BoxSpec]) -> Iterator[Box]:
-    """A box shared by the tests of a module, once for a plain user and once for root."""
-    box = engine.start(make_spec(request.param), "s", 1)
+    """A box shared by the tests of a module: for a plain user, for root, and on gVisor."""
+    spec = make_spec(runtime=RUNTIME) if request.param == RUNTIME else make_spec(request.param)
+    box = engine.start(spec, "s", 1)
     yield box
     box.close()
 
 
 @pytest.fixture
-def fresh_box(engine: DockerEngine, make_spec: Callable[..., BoxSpec]) -> Iterator[Callable[..., Box]]:
+def fresh_box(
+    engine: DockerEngine, make_spec: Callable[..., BoxSpec], runtime: str | None
+) -> Iterator[Callable[..., Box]]:
     """Boxes for one test, which may ruin them."""
     boxes: list[Box] = []
 
     def start(uid: int = AGENT, **fields: Any) -> Box:
-        boxes.append(engine.start(make_spec(uid, **fields), "s", 1))
+        boxes.append(engine.start(make_spec(uid, **{"runtime": runtime, **fields}), "s", 1))
         return boxes[-1]
 
     yield start
