@@ -186,10 +186,9 @@ class Carrier:
 
     def _late(self, frame: Frame) -> None:
         """The guest may not know yet that the stream is closed; it can have used up the credit it had."""
-        if frame.body:
-            self._streams.late_bytes -= stream_cost(len(frame.body))
-            if self._streams.late_bytes < 0:
-                raise BadStreamFrame("data for streams that are closed")
+        self._streams.late_bytes -= stream_cost(len(frame.body))
+        if self._streams.late_bytes < 0:
+            raise BadStreamFrame("too much for streams that are closed")
 
     def _open(self, number: int) -> None:
         if number <= self._last_number:
@@ -216,7 +215,10 @@ class Carrier:
         self._streams.move(stream)
 
     def _data(self, stream: Stream, data: bytes) -> None:
-        stream.received += stream_cost(len(data))
+        cost = stream_cost(len(data))
+        stream.received += cost
+        # Counted whatever becomes of it: the smallest frames are work too.
+        self._budget.spend(cost)
         if stream.received > STREAM_WINDOW or stream.guest_ended:
             raise BadStreamFrame("more data than the window allows")
         match stream.phase:
@@ -229,7 +231,7 @@ class Carrier:
                 self._streams.touch(stream)
                 self._streams.upload(stream, data)
             case Phase.ANSWERED:
-                self._budget.spend(len(data))
+                pass
         self._streams.move(stream)
 
     def _head(self, stream: Stream) -> None:

@@ -44,13 +44,17 @@ class Budget:
     @property
     def wait_s(self) -> float:
         """How long until anything may go again; 0 for now."""
-        now = self._clock()
-        self._level += (now - self._filled) * self._limits.bytes_per_s
-        self._level = min(self._level, float(self._limits.burst_bytes))
-        self._filled = now
+        self._fill()
         return 0.0 if self._level > 0 else -self._level / self._limits.bytes_per_s + 0.001
 
     def spend(self, size_bytes: int) -> None:
         """Count what went; the level may go below nothing, which has to be waited for."""
+        self._fill()
         self._level -= size_bytes
         self.left_bytes -= size_bytes
+
+    def _fill(self) -> None:
+        now = self._clock()
+        level = self._level + (now - self._filled) * self._limits.bytes_per_s
+        self._level = min(level, float(self._limits.burst_bytes))
+        self._filled = now

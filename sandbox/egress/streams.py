@@ -17,6 +17,9 @@ from sandbox.wire import STREAM_FRAME_COST, STREAM_WINDOW, StreamOp, stream_cost
 CREDIT_STEP = STREAM_WINDOW // 4
 """Credit goes back in pieces of at least this; more than a full frame always remains."""
 
+LATE_FRAMES = 8
+"""Frames without data that may cross with the end of a stream: credit for the window in pieces, end, close."""
+
 log = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any], bytes], None]
@@ -80,7 +83,6 @@ class Streams:
 
     def upload(self, stream: Stream, data: bytes) -> None:
         """Take what the client sent to the host; what is beyond its request's body is dropped."""
-        self._budget.spend(len(data))
         stream.up_bytes += len(data)
         if stream.body is not None:
             try:
@@ -216,7 +218,7 @@ class Streams:
         """Forget the stream; the guest is told unless it knows."""
         if self._open.pop(stream.number, None) is None:
             return
-        self.late_bytes += max(0, STREAM_WINDOW - stream.received) + STREAM_FRAME_COST
+        self.late_bytes += max(0, STREAM_WINDOW - stream.received) + LATE_FRAMES * STREAM_FRAME_COST
         if stream.socket is not None:
             if stream.events:
                 self.selector.unregister(stream.socket)
