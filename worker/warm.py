@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from sandbox.box import Box
@@ -82,7 +83,9 @@ class WarmBoxes:
         except BaseException:
             self._pool.discard(warm)
             raise
-        _bury(warm.newborn)
+        # Both of its directories are the session's now.
+        with suppress(OSError):
+            warm.newborn.folder.rmdir()
         return warm.box, place
 
     def make_room(self) -> None:
