@@ -26,6 +26,9 @@ VOID: dict[str, str] = {
     "test_a_write_keeps_the_mode_and_compares_what_was_seen": _NO_STATX,
     "test_where_no_file_can_be_written_it_is_refused_and_nothing_is_left": _NO_STATX,
     "test_an_edit_keeps_bytes_newlines_and_mode": _NO_STATX,
+    "test_no_device_but_the_harmless_ones": "it has fuse and tun of its own kernel; none leads to the host",
+    "test_dangerous_system_calls_are_refused": "they end in its own kernel, which answers otherwise",
+    "test_no_namespace_of_users_can_be_made": "its own kernel has such namespaces; none is the host's",
     "test_commands_cannot_look_into_the_guest": "every process may read the others' environment; the guest's is empty",
 }
 """Name of a test (without its parameters) → what this gVisor lacks."""
