@@ -39,6 +39,8 @@ class PoolSettings:
     """Of each kind, when as many were wanted within `demand_s`."""
     total: int = 8
     """Boxes of the node, given out and idle together: its places."""
+    least_wants: int = 2
+    """A kind is kept ready once it was wanted so often: many sessions' images are used once and never again."""
     demand_s: float = 60.0
     forget_s: float = 1800.0
     """A kind that nobody wanted for so long is kept ready no more."""
@@ -77,6 +79,7 @@ class _Kind:
     idle: deque[WarmBox] = field(default_factory=deque)
     starting: int = 0
     wanted: deque[float] = field(default_factory=deque)
+    wants: int = 0
     used_at: float = 0.0
     failures: int = 0
     not_before: float = 0.0
@@ -133,7 +136,7 @@ class WarmPool:
         """Keep boxes of this kind ready from now on. `template`: its user and directories do not matter."""
         with self._lock:
             kind = self._kind(key)
-            kind.template, kind.used_at = template, self._clock()
+            kind.template, kind.used_at, kind.wants = template, self._clock(), self._settings.least_wants
         self._wake.set()
 
     def claim(self, template: BoxSpec, key: str) -> WarmBox | None:
@@ -143,10 +146,13 @@ class WarmPool:
         """
         if not self.is_on:
             return None
+        is_counted = False
         while True:
             with self._lock:
                 kind = self._kind(key)
                 kind.template, kind.used_at = template, self._clock()
+                kind.wants += not is_counted
+                is_counted = True
                 warm = kind.idle.popleft() if kind.idle and not self._is_closed else None
             if warm is None or warm.box.answers(PING_S):
                 break
@@ -171,7 +177,7 @@ class WarmPool:
         """Take a warm box of an earlier life of the node."""
         with self._lock:
             kind = self._kind(record.pool_key)
-            kind.used_at = self._clock()
+            kind.used_at, kind.wants = self._clock(), self._settings.least_wants
             kind.idle.append(WarmBox(box, newborn))
 
     def discard(self, warm: WarmBox) -> None:
@@ -238,6 +244,8 @@ class WarmPool:
         """How many of a kind should stand ready: as many as were wanted lately, within the bounds."""
         while kind.wanted and now - kind.wanted[0] > self._settings.demand_s:
             kind.wanted.popleft()
+        if kind.wants < self._settings.least_wants:
+            return 0
         low, high = self._settings.min_idle, max(self._settings.min_idle, self._settings.max_idle)
         return min(high, max(low, len(kind.wanted)))
 

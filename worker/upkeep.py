@@ -27,7 +27,7 @@ class Upkeep:
             self._thread.join()
 
     def _keep(self) -> None:
-        while not self._closed.wait(self._every_s):
+        while not self._closed.is_set():
             for name, job in self._jobs.items():
                 try:
                     job()
@@ -36,3 +36,4 @@ class Upkeep:
                     log.warning("upkeep failed", extra={"job": name, "error": f"{type(exc).__name__}: {exc}"})
                 if self._closed.is_set():
                     return
+            self._closed.wait(self._every_s)

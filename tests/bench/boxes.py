@@ -86,7 +86,7 @@ def starts(directory: Path, rounds: int) -> dict[str, list[float]]:
     (directory / "warm").mkdir()
     with ExitStack() as stack:
         _, cold = stack.enter_context(node(directory / "cold", None))
-        _, warm = stack.enter_context(node(directory / "warm", PoolSettings(min_idle=1, max_idle=1)))
+        _, warm = stack.enter_context(node(directory / "warm", PoolSettings(min_idle=1, max_idle=1, least_wants=1)))
         for way, boxes in (("unmeasured", cold), ("unmeasured", warm)):
             end(boxes, order := order_for(directory / way, next(numbers)), first_answer(boxes, order))
         for _ in range(rounds):

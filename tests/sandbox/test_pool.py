@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +52,15 @@ def make_pool(
         shutil.chown(folder / "work", AGENT, AGENT)
         return Newborn(folder, folder / "work", folder / "spill", AGENT, AGENT)
 
-    def make(used: Callable[[], int] = lambda: 0, start: Any = None, **settings: Any) -> WarmPool:
+    def make(
+        used: Callable[[], int] = lambda: 0,
+        start: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> WarmPool:
         start = start or (lambda spec, key: engine.start(spec, "", 0, pool_key=key))
-        pool = WarmPool(
-            PoolSettings(**{"tend_s": 0.1, **settings}), start, bear, lambda born: shutil.rmtree(born.folder), used
-        )
+        pool_settings = PoolSettings(**{"tend_s": 0.1, "least_wants": 1, **settings})
+        pool = WarmPool(pool_settings, start, bear, lambda born: shutil.rmtree(born.folder), used, clock)
         pools.append(pool)
         return pool
 
@@ -189,7 +194,8 @@ def test_a_kind_that_cannot_be_started_leaves_nothing_and_is_tried_again(
 
 @pytest.mark.docker
 def test_as_many_stand_ready_as_were_wanted_lately(make_pool: MakePool, make_spec: MakeSpec, until: Until) -> None:
-    pool = make_pool(min_idle=0, max_idle=2, demand_s=2.0, forget_s=4.0)
+    now = [1000.0]
+    pool = make_pool(max_idle=2, clock=lambda: now[0])
     template = make_spec()
     assert pool.claim(template, KIND) is None
     until(lambda: pool.idle() == 1, "one was wanted, one stands ready")
@@ -197,8 +203,27 @@ def test_as_many_stand_ready_as_were_wanted_lately(make_pool: MakePool, make_spe
     assert warm is not None
     pool.discard(warm)
     until(lambda: pool.idle() == 2, "two were wanted, two stand ready")
-    until(lambda: pool.idle() == 0, "nobody wanted one for a while", 15)
+    now[0] += 61
+    until(lambda: pool.idle() == 0, "nobody wanted one for a while")
+    now[0] += 1800
     until(lambda: not pool._kinds, "the kind is forgotten")
+
+
+@pytest.mark.docker
+def test_a_kind_that_was_wanted_once_is_not_kept_ready(
+    make_pool: MakePool, make_spec: MakeSpec, until: Until, containers_of: Count
+) -> None:
+    pool = make_pool(min_idle=1, least_wants=2)
+    template = make_spec()
+    assert pool.claim(template, "wanted once") is None
+    assert pool.claim(template, KIND) is None
+    assert pool.claim(template, KIND) is None
+
+    until(lambda: pool.idle(KIND) == 1, "the other kind stands ready")
+
+    assert pool.idle() == 1
+    with pool._lock:
+        assert pool._kinds["wanted once"].starting == 0
 
 
 def test_without_a_pool_nothing_is_kept(make_pool: MakePool, make_spec: MakeSpec) -> None:

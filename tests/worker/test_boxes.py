@@ -126,7 +126,7 @@ def ready(boxes: Boxes, count: int, until: Until) -> None:
 def test_a_new_session_gets_a_warm_box_with_its_copy_in_it(
     make: Make, order: MakeOrder, until: Until, tmp_path: Path
 ) -> None:
-    boxes = make(PoolSettings(min_idle=1))
+    boxes = make(PoolSettings(min_idle=1, least_wants=1))
     first = boxes.box_for(order("cold"))
     ready(boxes, 1, until)
     assert boxes._warm is not None
@@ -151,7 +151,7 @@ def test_a_new_session_gets_a_warm_box_with_its_copy_in_it(
 def test_a_session_that_had_a_box_never_gets_a_warm_one_and_keeps_its_user(
     make: Make, order: MakeOrder, until: Until
 ) -> None:
-    boxes = make(PoolSettings(min_idle=1))
+    boxes = make(PoolSettings(min_idle=1, least_wants=1))
     boxes.box_for(order("other"))
     ready(boxes, 1, until)
     warm = boxes.box_for(order())
@@ -171,7 +171,7 @@ def test_a_session_that_had_a_box_never_gets_a_warm_one_and_keeps_its_user(
 
 
 def test_a_bound_directory_never_gets_a_warm_box(make: Make, order: MakeOrder, until: Until) -> None:
-    boxes = make(PoolSettings(min_idle=1))
+    boxes = make(PoolSettings(min_idle=1, least_wants=1))
     boxes.box_for(order("other"))
     ready(boxes, 1, until)
 
@@ -185,7 +185,7 @@ def test_a_bound_directory_never_gets_a_warm_box(make: Make, order: MakeOrder, u
 def test_a_copy_that_fails_ends_the_warm_box_and_is_told(
     make: Make, order: MakeOrder, until: Until, project: Path
 ) -> None:
-    boxes = make(PoolSettings(min_idle=1))
+    boxes = make(PoolSettings(min_idle=1, least_wants=1))
     boxes.box_for(order("other"))
     ready(boxes, 1, until)
     shutil.rmtree(project)
@@ -253,7 +253,7 @@ def test_without_a_free_place_an_idle_session_does_not_start_again(
 def test_a_restarted_node_adopts_sessions_and_boxes_that_stand_ready(
     make: Make, order: MakeOrder, until: Until, tmp_path: Path
 ) -> None:
-    first = make(PoolSettings(min_idle=2))
+    first = make(PoolSettings(min_idle=2, least_wants=1))
     used = first.box_for(order("used"))
     ready(first, 2, until)
     assert first._warm is not None
@@ -264,7 +264,7 @@ def test_a_restarted_node_adopts_sessions_and_boxes_that_stand_ready(
     (tmp_path / "warm" / "box-orphan" / "work").mkdir(parents=True)
     first._engine.close()
 
-    second = make(PoolSettings(min_idle=1))
+    second = make(PoolSettings(min_idle=1, least_wants=1))
 
     again = second.running_box("used")
     assert again is not None
