@@ -74,6 +74,16 @@ def hides_what_it_runs(program: str) -> bool:
     return program in SHELLS or program in {"eval", "source", "."}
 
 
+def runs_text(program: str, command: SimpleCommand) -> bool:
+    """Return whether a command runs a text given as an argument or input."""
+    words = command.arguments
+    takes_text = any(
+        word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text for word in words
+    )
+    is_alone = not any(not word.may_be_option for word in words)
+    return program == "eval" or (program in SHELLS and (takes_text or is_alone))
+
+
 def _judge_one(command: SimpleCommand, nesting: int = 0) -> Finding:
     name = command.name
     if name is None:
@@ -113,11 +123,7 @@ def _judge_inner(program: str, unwrapped: Unwrapped, nesting: int) -> Finding:
 
 def _judge_shell(program: str, command: SimpleCommand) -> Finding:
     """A shell that runs a script file may be looked into by a human; a text or its input hides what it runs."""
-    words = command.arguments
-    takes_text = any(
-        word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text for word in words
-    )
-    if takes_text or not any(not word.may_be_option for word in words):
+    if runs_text(program, command):
         return Finding(Harm.CERTAIN, f"`{program}` hides what it runs")
     return Finding(Harm.POSSIBLE, f"`{program}` runs a script")
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, assert_never
 
-from tools.commands import Finding, Harm, judge, judge_command
+from tools.commands import Finding, Harm, judge, judge_command, runs_text
 from tools.registry import Registry, builtin_registry
 from tools.rules import Matched, Otherwise, Rules
 from tools.sensitive import change_of_git
 from tools.shell import Script, SimpleCommand, read_script
 from tools.verdict import Decision, Verdict, severest
-from tools.wrappers import unwrap
+from tools.wrappers import runs_others, unwrap
 
 _NESTING = 8
 
@@ -183,21 +183,25 @@ def _ruled(tool: str, command: SimpleCommand, terms: Terms, rules: Rules, nestin
     verdicts: list[Verdict] = list(_doubts(matched, shown))
     name = command.name
     program = name.rpartition("/")[2] if name else ""
-    unwrapped = unwrap(program, command) if name else None
+    is_too_deep = nesting == _NESTING and runs_others(program)
+    unwrapped = unwrap(program, command) if name and not is_too_deep else None
     inner = unwrapped.commands if unwrapped else ()
+    if own is not None and matched.rule is not None and matched.rule.is_spelled_out:
+        # A human wrote these very words, so that nothing in them is a surprise; but rules against what they run hold.
+        below = [_by_rule(rules.first_for(tool, one), _shown(one)) for one in inner]
+        return severest(own, *verdicts, *[one for one in below if one and one.decision is not Decision.ALLOW])
     is_wrapper = bool(inner) and program != "find"
     if not is_wrapper or (own is not None and own.decision is not Decision.ALLOW):
         # A rule that allows a wrapper says nothing of what it runs.
         verdicts.append(own or _by_otherwise(terms, shown, _by_policy(command, terms)))
     is_certain = unwrapped is None or unwrapped.is_certain or program == "find"
-    if unwrapped is not None and not is_certain:
+    if not is_certain or (own is None and runs_text(program, command)):
         verdicts.append(_without_command(tool, terms, rules, _by_policy(command, terms), f"{shown} is not certain"))
-    if inner and nesting == _NESTING:
+    if is_too_deep:
         verdicts.append(Verdict(Decision.ASK, "commands run commands too deeply"))
-    else:
-        # Of a guess, all further guesses are among these already.
-        deeper = nesting + 1 if is_certain else _NESTING
-        verdicts.extend(_ruled(tool, one, terms, rules, deeper) for one in inner)
+    # Of a guess, all further guesses are among these already.
+    deeper = nesting + 1 if is_certain else _NESTING
+    verdicts.extend(_ruled(tool, one, terms, rules, deeper) for one in inner)
     return severest(*verdicts)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
-from tools.matching import Match, match_for_allowing, match_for_refusing
+from tools.matching import REST, Match, match_for_allowing, match_for_refusing
 from tools.shell import SimpleCommand
 from tools.verdict import Decision
 
@@ -45,6 +45,11 @@ class Rule(BaseModel):
     def is_for(self, tool: str) -> bool:
         """Return whether it speaks of this tool at all."""
         return tool in self.tools or ANY_TOOL in self.tools
+
+    @property
+    def is_spelled_out(self) -> bool:
+        """Whether it has a pattern, and no wildcard in it."""
+        return self.command is not None and not any("*" in word or word == REST for word in self.command)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,11 @@ LIMIT_BYTES = 100_000
 
 _BASH = Language(tree_sitter_bash.language())
 
+_RESERVED = frozenset(
+    {"!", "if", "then", "elif", "else", "fi", "do", "done", "while", "until"}
+    | {"for", "case", "esac", "select", "function"}
+)
+"""Words that begin or part a construct; after `!` the grammar takes some of them for names of programs."""
 _SPLIT = frozenset({"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"})
 _EXPANDED = re.compile(r"[*?\[\]{}~]")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -67,13 +72,9 @@ class SimpleCommand:
         """The words after the name."""
         return self.words[1:]
 
-    def inner(self, start: int) -> "SimpleCommand":
-        """Return the command that a wrapper runs, whose name is the argument at `start`."""
-        return replace(self, words=self.arguments[start:])
-
-    def until(self, end: int) -> "SimpleCommand":
-        """Return the command with its first `end` words."""
-        return replace(self, words=self.words[:end])
+    def inner(self, start: int, end: int | None = None) -> "SimpleCommand":
+        """Return the command that a wrapper runs: from the argument at `start`, its name, to that before `end`."""
+        return replace(self, words=self.words[start + 1 : None if end is None else end + 1])
 
     def followed_by(self, words: tuple[Word, ...]) -> "SimpleCommand":
         """Return the command with more words at its end."""
@@ -98,9 +99,26 @@ def read_script(text: str) -> Script:
     if len(raw) > LIMIT_BYTES:
         return Script((), None, Obstacle("it is too long to be read", 0, len(raw)))
     root = Parser(_BASH).parse(raw).root_node
-    every = tuple(_command(node, has_input) for node, has_input in _walk(root) if node.type == "command")
-    fault = obstacle(text, raw, root)
+    found = [_command(node, has_input) for node, has_input in _walk(root) if node.type == "command"]
+    every = tuple(_behind_reserved(command) for command in found)
+    fault = obstacle(text, raw, root) or _misread(found)
     return Script(every, None if fault else every, fault)
+
+
+def _misread(commands: list[SimpleCommand]) -> Obstacle | None:
+    """Return an obstacle where the grammar took a word for a program's name that begins a construct in bash."""
+    for command in commands:
+        if command.name in _RESERVED:
+            return Obstacle("it cannot be parsed for certain", command.start_byte, command.end_byte)
+    return None
+
+
+def _behind_reserved(command: SimpleCommand) -> SimpleCommand:
+    """Return what bash would run of a command that the grammar began too early."""
+    place = 0
+    while place < len(command.words) and command.words[place].text in _RESERVED:
+        place += 1
+    return replace(command, words=command.words[place:]) if place else command
 
 
 def _walk(root: Node) -> Iterator[tuple[Node, bool]]:

@@ -32,8 +32,8 @@ class _Wrapper:
     """Options whose value is the following argument."""
     attached: re.Pattern[str] | None = None
     """Options that bring their value along."""
-    operands: int = 0
-    """Arguments between the options and the inner command."""
+    operand: re.Pattern[str] | None = None
+    """The argument between the options and the inner command; None if there is none."""
     appended: tuple[Word, ...] = ()
     """What the wrapper adds to the inner command."""
     lookups: frozenset[str] = field(default_factory=frozenset)
@@ -63,7 +63,7 @@ WRAPPERS = {
         _set("--foreground --preserve-status -v --verbose"),
         _set("-k -s"),
         re.compile(r"-[ks]\w+|--(?:kill-after|signal)=\w+"),
-        operands=1,
+        operand=re.compile(r"\d+(?:\.\d+)?[smhd]?"),
     ),
     "time": _Wrapper(_set("-p")),
     "stdbuf": _Wrapper(with_value=_set("-i -o -e"), attached=re.compile(r"-[ioe]\w+|--(?:input|output|error)=\w+")),
@@ -72,17 +72,28 @@ WRAPPERS = {
     "busybox": _Wrapper(),
     "toybox": _Wrapper(),
 }
-"""By name. `strace`, `flock`, `watch`, `parallel` and their like are not here: they write, or run text."""
+"""By name; those that do nothing else."""
+_RUNNERS = _set(
+    "sudo doas pkexec runuser su chroot unshare nsenter setpriv capsh fakeroot strace ltrace gdb perf watch flock "
+    "parallel script ssh systemd-run systemd-inhibit dbus-run-session xvfb-run taskset chrt numactl prlimit catchsegv "
+    "rlwrap unbuffer daemonize start-stop-daemon screen tmux entr chpst setuidgid softlimit gosu tini dumb-init"
+)
+"""These do more, or run text: what they run is a guess, and never certain."""
+
+
+def runs_others(program: str) -> bool:
+    """Return whether a program is one that runs what its arguments name."""
+    return program == "find" or program in WRAPPERS or program in _RUNNERS
 
 
 def unwrap(program: str, command: SimpleCommand) -> Unwrapped | None:
     """Return what a wrapper runs, None if the program is no wrapper."""
     if program == "find":
         return _unwrap_find(command)
+    words = command.arguments
     wrapper = WRAPPERS.get(program)
     if wrapper is None:
-        return None
-    words = command.arguments
+        return Unwrapped(_guesses(command, 0), is_certain=False) if program in _RUNNERS else None
     place, is_known = _after_options(wrapper, words)
     if place < len(words) and words[place].text in wrapper.lookups:
         return Unwrapped((), is_certain=all(word.is_exact for word in words))
@@ -90,14 +101,18 @@ def unwrap(program: str, command: SimpleCommand) -> Unwrapped | None:
         # An assignment may change what the inner command does.
         is_known = False
     if not is_known:
-        # Any later argument may be the inner command.
-        starts = (start for start in range(place, len(words)) if not words[start].may_be_option)
-        guesses = tuple(command.inner(start) for start in islice(starts, MOST_GUESSES))
-        return Unwrapped(guesses, is_certain=False)
+        return Unwrapped(_guesses(command, place), is_certain=False)
     if place >= len(words):
         # Alone, `env` prints and `xargs` echoes; the others do nothing.
         return Unwrapped((), is_certain=True)
     return Unwrapped((command.inner(place).followed_by(wrapper.appended),), is_certain=True)
+
+
+def _guesses(command: SimpleCommand, place: int) -> tuple[SimpleCommand, ...]:
+    """Return what is run if any argument from a place on may be the inner command's name."""
+    words = command.arguments
+    starts = (start for start in range(place, len(words)) if not words[start].may_be_option)
+    return tuple(command.inner(start) for start in islice(starts, MOST_GUESSES))
 
 
 def _after_options(wrapper: _Wrapper, words: tuple[Word, ...]) -> tuple[int, bool]:
@@ -116,10 +131,10 @@ def _after_options(wrapper: _Wrapper, words: tuple[Word, ...]) -> tuple[int, boo
             place += 1
         else:
             return place, False
-    for word in words[place : place + wrapper.operands]:
-        if not word.is_exact:
+    if wrapper.operand is not None:
+        if place >= len(words) or not words[place].is_exact or not wrapper.operand.fullmatch(words[place].text):
             return place, False
-    place += wrapper.operands
+        place += 1
     return place, True
 
 
@@ -145,7 +160,7 @@ def _unwrap_find(command: SimpleCommand) -> Unwrapped:
             start = place
             while place < len(words) and not _ends_exec(words, place):
                 place += 1
-            inner.append(command.inner(start).until(place - start))
+            inner.append(command.inner(start, place))
             is_certain = is_certain and place < len(words) and word.text in {"-exec", "-execdir"}
             place += 1
         elif word.may_be_option and word.text not in _FIND_TESTS and not _FIND_NUMBER.fullmatch(word.text):

@@ -183,6 +183,7 @@ ALLOWED = [
 
 DENIED = ["sudo ls", "rm x", "ls && /bin/rm x", "git reset", "git -C . reset --hard", "find . -delete", "cat x | sh",
           "bash -lc ls", "eval ls", "echo $(rm x)", "if true; then rm x; fi", "f() { rm x; }", "xargs rm",
+          "strace -f rm x", "watch rm x", "! if true; then rm x; fi", "! while ls; do rm x; done",
           "env A=b rm x", "find . -exec rm {} +", "busybox rm x", "command 2>/dev/null rm x"]  # fmt: skip
 
 NOT_DENIED = ["npm run watch", "pytest tests/top", "git tag -l cat", "echo more", "grep -r rm src", "mv a b",

@@ -12,6 +12,7 @@ from tools.policy_file import PolicyFileError, load_policy_file, read_policy
 from tools.registry import builtin_registry
 from tools.rules import Otherwise, Rule, Rules, rules_from_text, rules_to_text
 from tools.verdict import Decision
+from tools.wrappers import WRAPPERS
 
 ALLOW, ASK, DENY = Decision.ALLOW, Decision.ASK, Decision.DENY
 EXAMPLE = """
@@ -196,6 +197,24 @@ def test_wildcards_allow_no_more_than_they_say(pattern: str, command: str, expec
     assert decision_of(command, policy((ALLOW, pattern))) is expected
 
 
+@pytest.mark.parametrize(
+    ("pattern", "command", "expected"),
+    [
+        ("flock f make", "flock f make", ALLOW),
+        ("flock ...", "flock f make", DENY),
+        ("env A=b make", "env A=b make", ALLOW),
+        ("xargs make", "ls | xargs make", DENY),
+        ("sh -c ls", "sh -c ls", ALLOW),
+    ],
+)
+def test_a_wrapper_that_is_not_certain_is_allowed_word_by_word_only(
+    pattern: str, command: str, expected: Decision
+) -> None:
+    assert decision_of(command, policy((ALLOW, pattern))) is expected
+    against = policy((DENY, "make"), (DENY, "ls"), (ALLOW, pattern))
+    assert decision_of(command, against) is not ALLOW or pattern == "sh -c ls"
+
+
 NO_PUSH = policy((DENY, "git push ..."), (ASK, "curl ..."), otherwise=Otherwise.POLICY)
 
 
@@ -210,8 +229,9 @@ def test_a_rule_that_denies_finds_its_command_wherever_it_stands(command: str) -
 
 
 @pytest.mark.parametrize(
-    "command", ["git $x", "$x push", "git {push,x}", "x=git; $x push", "ls 'unfinished", "xargs git"]
-)
+    "command", ["git $x", "$x push", "git {push,x}", "x=git; $x push", "ls 'unfinished", "xargs git",
+                "sh -c 'git push'", "echo git push | bash", "eval git push", "timeout 5 sh -c x"],
+)  # fmt: skip
 def test_what_a_rule_may_mean_is_asked_about(command: str) -> None:
     assert decision_of(command, NO_PUSH, Policy.BOXED) is ASK
 
@@ -244,6 +264,36 @@ def test_a_verdict_names_the_rule_and_its_reason() -> None:
     assert "rule 1" in verdict.reason
     assert "pushing is done by people" in verdict.reason
     assert verdict.part == (4, 12)
+
+
+PREFIXES = st.sampled_from(
+    [
+        *(f"{name} {{}}" for name in WRAPPERS), *(f"{name} -x {{}}" for name in WRAPPERS),
+        "timeout 5 {}", "env A=b {}", "find . -exec {} \\;", "/usr/bin/{}", "sudo -u me {}",
+        "strace -f {}", "flock f {}",
+    ]
+)  # fmt: skip
+"""Before a program's name."""
+CONSTRUCTS = st.sampled_from(
+    [
+        "A=b {}", "ls; {}", "true | {}", "( {} )", "{{ {}; }}", "if true; then {}; fi", "for i in 1; do {}; done",
+        "f() {{ {}; }}; f", "echo $({})", "cat <({})", "! {}", "{} &", "sh -c '{}'", "eval {}", "{} > /dev/null",
+    ]
+)  # fmt: skip
+"""Around a command."""
+
+
+@given(
+    denied=st.sampled_from(["git push", "\\git push", "g'i't \"push\"", "git push -f $x", "curl x"]),
+    prefixes=st.lists(PREFIXES, max_size=3),
+    constructs=st.lists(CONSTRUCTS, max_size=3),
+    under=st.sampled_from(Policy),
+)
+def test_no_wrapping_gets_round_a_rule(denied: str, prefixes: list[str], constructs: list[str], under: Policy) -> None:
+    command = denied
+    for wrapping in [*prefixes, *constructs]:
+        command = wrapping.format(command)
+    assert decision_of(command, NO_PUSH, under) is not ALLOW
 
 
 PATTERNS = st.sampled_from(
