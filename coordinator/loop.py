@@ -58,6 +58,8 @@ class SessionLoop:
     """Makes everything emitted so far durable."""
     max_steps: int
     history: History
+    waits_for_box: bool = False
+    """The model is asked only once the box stands: set-up that fails costs no request."""
     tally: Tally = field(default_factory=Tally)
 
     async def run(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
@@ -68,6 +70,8 @@ class SessionLoop:
             cancelled: Ends the session as soon as every call has its answer.
         """
         try:
+            if self.waits_for_box:
+                await first(seat, cancelled)
             while not cancelled.is_set():
                 if self.tally.steps >= self.max_steps:
                     return Ending("stopped", f"max_steps: {self.max_steps} replies were used up")

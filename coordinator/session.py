@@ -166,6 +166,7 @@ class SessionRunner:
             sync=self._transcript.sync,
             max_steps=request.max_steps,
             history=history,
+            waits_for_box=request.box.extras.makes_image,
         )
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = await first(conversation, self._abandoned) or self._abandoned_as

@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from docker.utils.build import exclude_paths
 from sandbox.box import Box
 from sandbox.container import translated
 from sandbox.creation import NAME_PREFIX
-from sandbox.errors import EngineUnavailable, SandboxError
+from sandbox.errors import ImageMissing, SandboxError
 
 log = logging.getLogger(__name__)
 
 MADE_LABEL = "sandhog.made"
+MADE_BY_LABEL = "sandhog.made-by"
+"""The session that it was made for first."""
 MADE_REPOSITORY = "sandhog-made"
 TAIL_CHARS = 2000
 MAX_CONTEXT_FILES = 100_000
@@ -91,7 +94,7 @@ class Maker:
         self._new_client = new_client
         self._clock = clock
 
-    def build(self, context: Path, dockerfile: Path, tag: str, timeout_s: float) -> None:
+    def build(self, context: Path, dockerfile: Path, tag: str, session: str, timeout_s: float) -> None:
         """Build the image of a Dockerfile under this name.
 
         Raises:
@@ -110,7 +113,7 @@ class Maker:
                     rm=True,
                     forcerm=True,
                     decode=True,
-                    labels={MADE_LABEL: "build"},
+                    labels={MADE_LABEL: "build", MADE_BY_LABEL: session},
                 )
                 for event in _until(events, deadline):
                     printed = (printed + str(event.get("stream", "")))[-TAIL_CHARS:]
@@ -122,7 +125,7 @@ class Maker:
             client.close()
         log.info("an image was built", extra={"image": tag})
 
-    def keep(self, box: Box, image_id: str, tag: str, timeout_s: float) -> None:
+    def keep(self, box: Box, image_id: str, tag: str, session: str, timeout_s: float) -> None:
         """Keep what a box became as an image that is otherwise like the one it was started from.
 
         Raises:
@@ -135,8 +138,9 @@ class Maker:
                 config = client.inspect_image(image_id)["Config"]  # type: ignore[no-untyped-call]
                 labels = client.inspect_container(name)["Config"]["Labels"] or {}
                 # The engine adds what the container has and this leaves out: its own labels would name a box.
-                emptied = dict.fromkeys(labels, "") | (config.get("Labels") or {}) | {MADE_LABEL: "setup"}
-                conf = {**config, "Labels": emptied, "Entrypoint": config.get("Entrypoint") or []}
+                made = {MADE_LABEL: "setup", MADE_BY_LABEL: session}
+                labels = dict.fromkeys(labels, "") | (config.get("Labels") or {}) | made
+                conf = {**config, "Labels": labels, "Entrypoint": config.get("Entrypoint") or []}
                 repository, _, version = tag.partition(":")
                 client.commit(name, repository=repository, tag=version, conf=conf)
         finally:
@@ -159,20 +163,37 @@ class Maker:
         Raises:
             EngineUnavailable.
         """
-        oldest = datetime.fromtimestamp(self._clock(), UTC) - timedelta(seconds=keep_s)
+        return self.remove(self.unused(keep_s))
+
+    def unused(self, for_s: float) -> list[str]:
+        """Names of made images that were not used for so long.
+
+        Raises:
+            EngineUnavailable.
+        """
+        oldest = datetime.fromtimestamp(self._clock(), UTC) - timedelta(seconds=for_s)
         with translated("list of made images"):
             images = self._client.images(filters={"label": MADE_LABEL, "reference": MADE_REPOSITORY})
+        names = [tag for image in images for tag in image.get("RepoTags") or () if tag.startswith(MADE_REPOSITORY)]
+        unused = []
+        for tag in names:
+            # One may be gone by now.
+            with suppress(ImageMissing), translated(f"image {tag}"):
+                if _time_of(self._client.inspect_image(tag)) < oldest:  # type: ignore[no-untyped-call]
+                    unused.append(tag)
+        return unused
+
+    def remove(self, tags: list[str]) -> list[str]:
+        """Remove those of the images that no container uses; their names."""
         removed = []
-        for tag in [tag for image in images for tag in image.get("RepoTags") or () if tag.startswith(MADE_REPOSITORY)]:
+        for tag in tags:
             try:
                 with translated(f"removal of {tag}"):
-                    found = self._client.inspect_image(tag)  # type: ignore[no-untyped-call]
-                    if _time_of(found) < oldest:
-                        self._client.remove_image(tag)
-                        removed.append(tag)
-            except (EngineUnavailable, SandboxError) as error:
-                # In use, or removed by somebody else meanwhile.
+                    self._client.remove_image(tag)
+            except SandboxError as error:
                 log.info("a made image was not removed", extra={"image": tag, "error": str(error)})
+            else:
+                removed.append(tag)
         return removed
 
 

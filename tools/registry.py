@@ -52,6 +52,4 @@ class Registry:
 
 def builtin_registry() -> Registry:
     """Return the tools that every session has."""
-    return Registry(
-        [Bash(), BashOutput(), Edit(), Glob(), Grep(), KillBash(), Read(), TodoWrite(), Write()]
-    )
+    return Registry([Bash(), BashOutput(), Edit(), Glob(), Grep(), KillBash(), Read(), TodoWrite(), Write()])

@@ -26,7 +26,6 @@ from sandbox.making import context_digest, made_tag
 from sandbox.requests import CallMark, RunRequest
 from sandbox.spec import BoxSpec, Network
 from worker.beneath import Tree
-from worker.contract.extras import BoxExtras
 from worker.contract.orders import BoxOrder
 from worker.errors import BoxUnavailable
 
@@ -62,20 +61,19 @@ class Setup:
             return order
         deadline = time.monotonic() + extras.setup_timeout_s
         try:
-            image = self._built(extras, deadline) if extras.dockerfile else order.image
+            image = self._built(order, deadline) if extras.dockerfile else order.image
             if extras.setup:
                 image = self._set_up(order, like(), image, deadline)
         except (SandboxError, OSError) as exc:
             raise BoxUnavailable(f"the session's image cannot be made: {exc}") from exc
         return order.model_copy(update={"image": image})
 
-    def _built(self, extras: BoxExtras, deadline: float) -> str:
-        assert extras.dockerfile is not None
-        context, dockerfile = Path(extras.context), Path(extras.dockerfile)
+    def _built(self, order: BoxOrder, deadline: float) -> str:
+        context, dockerfile = Path(order.extras.context), Path(order.extras.dockerfile or "")
         tag = made_tag(hashlib.sha256(f"build\0{context_digest(context, dockerfile)}".encode()).hexdigest())
         with self._one_at_a_time(tag, deadline):
             if not self._is_there(tag):
-                self._engine.maker.build(context, dockerfile, tag, max(1.0, deadline - time.monotonic()))
+                self._engine.maker.build(context, dockerfile, tag, order.session, max(1.0, deadline - time.monotonic()))
                 self._engine.images.count(tag)
         return tag
 
@@ -127,7 +125,7 @@ class Setup:
             box = self._engine.start(spec, session=f"{order.session}.setup", generation=order.generation)
             try:
                 self._run(box, order, deadline)
-                self._engine.maker.keep(box, like.image, tag, KEEP_S)
+                self._engine.maker.keep(box, like.image, tag, order.session, KEEP_S)
                 self._engine.images.count(tag)
             finally:
                 box.close()

@@ -15,7 +15,7 @@ import pytest
 from sandbox.egress.settings import EgressSettings
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
-from sandbox.making import MADE_LABEL, MADE_REPOSITORY
+from sandbox.making import MADE_BY_LABEL, MADE_LABEL, MADE_REPOSITORY
 from sandbox.requests import CallMark, RunRequest
 from worker.boxes import NOWHERE, Boxes
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
@@ -51,16 +51,17 @@ def mirror() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[docker.APIClient]:
     client = docker.APIClient(version="auto")
-    before = set(made(client))
     yield client
-    for tag in set(made(client)) - before:
+    for tag in made(client):
         client.remove_image(tag, force=True)
     client.close()
 
 
 def made(client: docker.APIClient) -> list[str]:
-    images = client.images(filters={"label": MADE_LABEL, "reference": MADE_REPOSITORY})
-    return [tag for image in images for tag in image["RepoTags"]]
+    """What was made for sessions of this test run."""
+    images = client.images(filters={"label": MADE_BY_LABEL, "reference": MADE_REPOSITORY})
+    ours = [image for image in images if image["Labels"][MADE_BY_LABEL].startswith(f"s{os.getpid()}-")]
+    return [tag for image in ours for tag in image["RepoTags"] or ()]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ class Session:
         self.dir.mkdir(parents=True)
         self.project.mkdir(exist_ok=True)
         self.order = BoxOrder(
-            session=f"s-{uuid.uuid4().hex[:8]}",
+            session=f"s{os.getpid()}-{uuid.uuid4().hex[:8]}",
             generation=1,
             session_dir=str(self.dir),
             image=IMAGE,
@@ -207,7 +208,10 @@ def test_a_kept_image_is_like_its_base_and_names_no_box(
     assert kept["Cmd"] == base["Cmd"]
     assert (kept["Entrypoint"] or None) == (base["Entrypoint"] or None)
     assert kept["Labels"][MADE_LABEL] == "setup"
-    assert {name for name, value in kept["Labels"].items() if value} - set(base["Labels"] or {}) == {MADE_LABEL}
+    assert {name for name, value in kept["Labels"].items() if value} - set(base["Labels"] or {}) == {
+        MADE_LABEL,
+        MADE_BY_LABEL,
+    }
 
 
 def test_sessions_that_want_the_same_make_it_once(session: Callable[..., Session], client: docker.APIClient) -> None:
