@@ -4,11 +4,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from coordinator.breakers import table
+from coordinator.breakers_command import list_breakers
 from coordinator.embedded import Embedded
 from coordinator.events import Notice, SessionEnded
 from coordinator.scripted import ScriptedCall, Turn
@@ -177,8 +180,10 @@ class TestBreaker:
         assert seen == [[]]
 
     async def test_three_timeouts_hide_the_tool_until_a_probe_has_found_it_working(
-        self, short_cool_down: None, stage: Any, embedded: Embedded, until: Callable[..., None]
+        self, short_cool_down: None, stage: Any, embedded: Embedded, state_dir: Path, until: Callable[..., None]
     ) -> None:
+        shown: list[str] = []
+
         def is_cool() -> bool:
             with redis.Redis.from_url(embedded.redis_url) as client:
                 (key,) = client.keys(keys.BREAKERS)
@@ -190,6 +195,7 @@ class TestBreaker:
             if done < 3:
                 return Turn(calls=(bash("sleep 60", timeout_ms=50),))
             if done == 3:
+                shown.append(table(list_breakers(None, state_dir)))
                 return Turn(calls=(bash("echo hidden"),))
             if done == 4:
                 until(is_cool, "the cool-down is over")
@@ -202,6 +208,7 @@ class TestBreaker:
         assert "Bash is switched off now for 2 s: 3 faults in a row." in message(contents(played)[2])
         assert "It may be tried again in" in message(contents(played)[3])
         assert ["Bash" in tools_of(request) for request in played.requests] == [True] * 3 + [False] * 2 + [True] * 3
+        assert shown[0].splitlines()[1].split()[2:6] == ["Bash", "open", "3", "TIMEOUT"]
         told = [event.text for event in played.events if isinstance(event, Notice)]
         assert [text.split()[:3] for text in told] == [["Bash", "is", "switched"], ["Bash", "is", "shown"]]
         (ended,) = [event for event in played.events if isinstance(event, SessionEnded)]

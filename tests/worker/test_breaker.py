@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from pydantic import JsonValue, ValidationError
 
-from tools.base import ErrorCode, ToolResult
+from tools.base import AnyTool, ErrorCode, ToolResult
+from tools.read import Read
 from tools.registry import builtin_registry
 from tools.schema import parse_arguments
 from worker.contract import breaker, keys
@@ -463,6 +464,18 @@ class TestGate:
         assert gate(make_call(), ends(ErrorCode.BOX_LOST)).error_message != "It failed."
         gate(make_call("Read"), ends(ErrorCode.TIMEOUT))
         assert gate(make_call("Read"), never).data["retry_in_s"] == 60
+
+    def test_an_own_tool_says_itself_what_is_its_fault(self, gate: BreakerGate, make_call: MakeCall) -> None:
+        class Own(Read):
+            def counts_as_fault(self, code: ErrorCode) -> bool:
+                return code is ErrorCode.EXECUTION_ERROR
+
+        own: AnyTool = Own()
+        for _ in range(3):
+            gate(replace(make_call("Read"), tool=own), ends(ErrorCode.TIMEOUT))
+        for _ in range(3):
+            gate(replace(make_call("Read"), tool=own), ends(ErrorCode.EXECUTION_ERROR))
+        assert gate(make_call("Read"), never).error_code is ErrorCode.CIRCUIT_OPEN
 
     def test_after_the_cool_down_a_neutral_end_closes_it(
         self, redis_client: redis.Redis, make_call: MakeCall, until: Callable[..., None]
