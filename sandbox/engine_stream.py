@@ -1,6 +1,7 @@
 """Bytes to and from a relay that the Docker engine executes in a box."""
 
 import socket
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -8,6 +9,8 @@ _HEADER_BYTES = 8
 _STDOUT, _STDERR = 1, 2
 READ_BYTES = 256 * 1024
 MAX_ERROR_BYTES = 2000
+SEND_TIMEOUT_S = 30
+"""A guest that takes nothing for so long holds up no caller any more."""
 
 
 class ExecStream:
@@ -18,6 +21,8 @@ class ExecStream:
         self._connection = connection
         self._socket: socket.socket = connection._sock
         self._socket.settimeout(None)
+        # The kernel's own limit: it leaves the reader, which waits as long as need be, alone.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._header = b""
         self._left = 0
         self._kind = 0
@@ -38,7 +43,11 @@ class ExecStream:
         return b""
 
     def send_all(self, data: bytes) -> None:
-        """Send everything to the relay's standard input."""
+        """Send everything to the relay's standard input.
+
+        Raises:
+            OSError: the connection is gone, or nothing was taken for `SEND_TIMEOUT_S`.
+        """
         self._socket.sendall(data)
 
     def close(self) -> None:

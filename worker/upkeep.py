@@ -16,6 +16,10 @@ class Upkeep:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="upkeep", daemon=True)
 
+    def add(self, name: str, job: Callable[[], object]) -> None:
+        """Run one more job, before the others begin."""
+        self._jobs[name] = job
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()

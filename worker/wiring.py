@@ -18,6 +18,7 @@ from redis.retry import Retry
 
 from tools.loading import LoadedTools, ToolsUnusable, load_tools
 from worker import tasks
+from worker.anew import Anew
 from worker.app import create_app
 from worker.boxes import Boxes
 from worker.calls import Calls
@@ -26,6 +27,7 @@ from worker.contract.orders import NodeLife
 from worker.errors import NodeMisconfigured
 from worker.gates.breaker import BreakerGate
 from worker.gates.gate import in_row
+from worker.gates.lane import LaneGate
 from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
@@ -68,15 +70,18 @@ def run_node(settings: NodeSettings) -> None:
         tools=loaded.digest,
     )
     own = _own_tools(settings, loaded)
-    worker = _celery_worker(settings, _calls(settings, client, boxes, own, life.incarnation), boxes)
+    lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return)
+    lanes = LaneGate(settings.lane_count, lambda: anew.begin())
+    anew = Anew(lease.drain, lambda: lanes.running, own.close)
+    worker = _celery_worker(settings, _calls(settings, client, boxes, own, lanes, life.incarnation), boxes)
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
-    lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return)
     end = _End(boxes, own, client, settings.run_dir if settings.owner_fd is not None else None)
     if settings.owner_fd is not None:
         watch_owner(settings.owner_fd, end.by_owner)
     lease.start()
+    machine.upkeep.add("lanes", lanes.look)
     machine.upkeep.start()
 
     def drain(**_: object) -> None:
@@ -109,7 +114,9 @@ def _own_tools(settings: NodeSettings, loaded: LoadedTools) -> OwnTools:
     return own
 
 
-def _calls(settings: NodeSettings, client: redis.Redis, boxes: Boxes, own: OwnTools, incarnation: str) -> Calls:
+def _calls(
+    settings: NodeSettings, client: redis.Redis, boxes: Boxes, own: OwnTools, lanes: LaneGate, incarnation: str
+) -> Calls:
     seen = ReadMetadata(client)
     breaker = BreakerGate(client, settings.node, settings.breaker)
     return Calls(
@@ -117,7 +124,7 @@ def _calls(settings: NodeSettings, client: redis.Redis, boxes: Boxes, own: OwnTo
         registry=own.registry,
         boxes=boxes,
         own=own,
-        gates=in_row([PermissionGate(client, own.registry), LockGate(seen), breaker], RunGate(boxes, own)),
+        gates=in_row([PermissionGate(client, own.registry), LockGate(seen), breaker, lanes], RunGate(boxes, own)),
         spills=Spills(settings.spill_bounds),
         incarnation=incarnation,
         on_cut=seen.narrow,
