@@ -22,6 +22,8 @@ class LossReason(StrEnum):
 
     OOM = "oom"
     """The box's memory limit ended its guest."""
+    DISK = "disk"
+    """It wrote more than it may; the worker ended it."""
     KILLED = "killed"
     """Somebody killed the container."""
     ENGINE = "engine"

@@ -15,11 +15,12 @@ from sandbox.requests import (
     Version,
     WriteAnswer,
 )
-from sandbox.wire import Frame, RefusalCode
+from sandbox.wire import HOME, WORKSPACE, Frame, RefusalCode
 
 MAX_TEXT = 8192
 MAX_PIDS = 100
 MAX_BACKGROUNDS = 10_000
+PLACES = (WORKSPACE, HOME, "/tmp", "/dev/shm")
 KINDS = ("file", "directory", "fifo", "device", "socket", "missing")
 
 
@@ -133,7 +134,17 @@ def parse_run(frame: Frame, keep_bytes: int) -> RunAnswer:
         spill_complete=_flag(head, "spill_complete"),
         streamed=_flag(head, "streamed"),
         stream_cut=head.get("stream_cut") is True,
+        # An older guest says nothing of the two.
+        refused_tasks=_number({"refused_tasks": 0, **head}, "refused_tasks"),
+        full=_places({"full": [], **head}, "full"),
     )
+
+
+def _places(head: dict[str, Any], name: str) -> tuple[str, ...]:
+    value = head.get(name)
+    if not isinstance(value, list) or len(value) > 8 or not all(place in PLACES for place in value):
+        raise BadReply(f"{name} is not a list of known places")
+    return tuple(value)
 
 
 def parse_background(head: dict[str, Any]) -> Background:

@@ -91,6 +91,10 @@ class RunAnswer:
     """More was printed than the stream threshold, so `on_output` got it all from the beginning."""
     stream_cut: bool = False
     """More was printed than `stream_bytes`; `on_output` got the beginning."""
+    refused_tasks: int = 0
+    """How often no process or thread could be made while this command ran: the box had as many as it may."""
+    full: tuple[str, ...] = ()
+    """Places of the box without room at the end of a command that failed."""
 
 
 @dataclass(frozen=True)

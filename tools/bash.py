@@ -1,5 +1,6 @@
 """Bash: one command in the session's shell, waited for or in the background."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, JsonValue
@@ -7,6 +8,7 @@ from pydantic import Field, JsonValue
 from sandbox.requests import RunAnswer, RunRequest
 from tools.background import news, state_notes
 from tools.base import ErrorCode, Parameters, RunContext, Stats, Tool, ToolResult
+from tools.limits import limit_notes
 from tools.printed import printed, signal_name
 from tools.refusals import refusals_as_failures
 from tools.spilling import Spill, SpillFlaw, whereabouts
@@ -56,7 +58,7 @@ class Bash(Tool[BashParameters]):
                 # One byte more, so that the spill itself sees that there was more than it takes.
                 answer = context.box.run(_request(arguments, context, room + 1), on_output=spill.write)
                 _note_gaps(spill, answer, room)
-        return _result(answer, spill, arguments.timeout_ms)
+        return _result(answer, spill, arguments.timeout_ms, context.box.info.facts)
 
 
 def _request(arguments: BashParameters, context: RunContext, stream_bytes: int) -> RunRequest:
@@ -94,10 +96,10 @@ def _note_gaps(spill: Spill, answer: RunAnswer, room: int) -> None:
         spill.spoil(SpillFlaw.LINK)
 
 
-def _result(answer: RunAnswer, spill: Spill | None, timeout_ms: int) -> ToolResult:
+def _result(answer: RunAnswer, spill: Spill | None, timeout_ms: int, facts: Mapping[str, str]) -> ToolResult:
     where = whereabouts(spill) if spill is not None and answer.streamed else ""
     stdout, stderr = printed(answer.stdout, where), printed(answer.stderr, where)
-    text = _text(stdout.text, stderr.text, _notes(answer))
+    text = _text(stdout.text, stderr.text, _notes(answer, facts))
     data: dict[str, JsonValue] = {
         "exit_code": answer.exit_code,
         "signal": answer.signal,
@@ -146,7 +148,7 @@ def _text(stdout: str, stderr: str, notes: list[str]) -> str:
     return "\n".join(parts + notes)
 
 
-def _notes(answer: RunAnswer) -> list[str]:
+def _notes(answer: RunAnswer, facts: Mapping[str, str]) -> list[str]:
     """Return one line for everything about the end that the output does not tell."""
     notes = []
     if answer.signal is not None and not answer.timed_out and not answer.cancelled:
@@ -155,8 +157,7 @@ def _notes(answer: RunAnswer) -> list[str]:
         notes.append(f"[exit code {answer.exit_code}]")
     elif answer.exit_code is None and answer.signal is None:
         notes.append("[how the command ended was not seen]")
-    if answer.oom_kills:
-        notes.append(f"[the sandbox ran out of memory: {answer.oom_kills} of its processes were killed]")
+    notes += limit_notes(answer, facts)
     if answer.killed_leftovers:
         notes.append("[no process was left in the sandbox: what earlier commands had left running was killed]")
     if answer.left_running:

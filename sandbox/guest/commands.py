@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sandbox.guest.calls import Call, Session
 from sandbox.guest.capture import STREAM_NAMES, Capture
 from sandbox.guest.loop import Loop, Timer
-from sandbox.guest.processes import kill_marked, signal_marked
+from sandbox.guest.processes import Kernel, full_places, kill_marked, signal_marked
 from sandbox.guest.scratch import Ring
 from sandbox.guest.spawning import Ended
 from sandbox.wire import OUT_CHUNK_BYTES, STREAM_THRESHOLD_BYTES
@@ -159,6 +159,7 @@ class Command:
         self.started = time.monotonic()
         self.report_fd = -1
         self.oom_kills_before = 0
+        self.refused_tasks_before = 0
         self.timed_out = False
         self.cancelled = False
         self.killed_leftovers = False
@@ -236,13 +237,16 @@ class Command:
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
         }
 
-    def answer(self, left_running: list[int], oom_kills: int, background_id: str | None) -> Answer:
+    def answer(self, left_running: list[int], kernel: Kernel, background_id: str | None) -> Answer:
         """What the host hears of it."""
+        end = self.end()
         head: dict[str, Any] = {
-            **self.end(),
+            **end,
             "timed_out": self.timed_out,
             "cancelled": self.cancelled,
-            "oom_kills": oom_kills - self.oom_kills_before,
+            "oom_kills": kernel.oom_kills() - self.oom_kills_before,
+            "refused_tasks": kernel.refused_tasks() - self.refused_tasks_before,
+            "full": full_places() if end["exit_code"] != 0 else [],
             "duration_ms": (time.monotonic() - self.started) * 1000,
             "cwd": self.session.cwd,
             "left_running": left_running[:100],

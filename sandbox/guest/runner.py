@@ -116,6 +116,7 @@ class Runner:
         )
         command = self._command(call, frame)
         command.oom_kills_before = self._kernel.oom_kills()
+        command.refused_tasks_before = self._kernel.refused_tasks()
         self._spawn(command, (argv, executables, *packed))
         self._running[call.mark.key] = command
         if command.stays:
@@ -233,7 +234,7 @@ class Runner:
             name = self._backgrounds.add(command)
         else:
             command.output.close()
-        self._calls.finish(command.call, command.answer(left, self._kernel.oom_kills(), name))
+        self._calls.finish(command.call, command.answer(left, self._kernel, name))
 
     def _left_running(self, marker: int) -> list[int]:
         """Processes of the marker; looked for only when the kernel counts more than when the box was idle."""

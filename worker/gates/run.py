@@ -13,6 +13,7 @@ from sandbox.box import Box
 from sandbox.errors import BoxLost
 from sandbox.requests import CallMark
 from tools.base import ErrorCode, RunContext, ToolFailure, ToolResult
+from tools.limits import lost_to_a_limit
 from tools.sealing import sealed
 from worker.boxes import Boxes
 from worker.cursors import FileCursors
@@ -71,6 +72,12 @@ class RunGate:
             return within(limit_s, lambda: tool.run(call.arguments, self._context(call, box)), order.tool)
         except BoxLost as exc:
             self._boxes.lost(order.key.session, box, exc)
+            limit = lost_to_a_limit(exc, box.info.facts)
+            if limit is not None:
+                return ToolResult.failure(
+                    ErrorCode.LIMIT_REACHED,
+                    f"{limit} The call may have run in part. The next call gets a fresh sandbox on the same workspace.",
+                )
             return ToolResult.failure(
                 ErrorCode.BOX_LOST,
                 f"The sandbox was lost while this call ran ({exc}). The call may have run in part. "
