@@ -498,6 +498,15 @@ class TestGate:
         assert refused.data["retry_in_s"] == 90
         assert refused.data["faults"] == 2
 
+    def test_a_probe_whose_fate_is_unknown_decides_nothing(
+        self, redis_client: redis.Redis, make_call: MakeCall, until: Callable[..., None]
+    ) -> None:
+        gate = BreakerGate(redis_client, NODE, BreakerSettings(default=BreakerRule(faults=1, recovery_timeout_s=0.05)))
+        gate(make_call(), ends(ErrorCode.TIMEOUT))
+        unknown = ErrorCode.OUTCOME_UNKNOWN
+        until(lambda: gate(make_call(), ends(unknown)).error_code is unknown, "the probe runs")
+        assert gate(make_call(), never).error_code is ErrorCode.CIRCUIT_OPEN
+
     def test_beside_a_running_probe_nothing_runs(
         self, redis_client: redis.Redis, make_call: MakeCall, until: Callable[..., None]
     ) -> None:
