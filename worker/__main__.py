@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from worker.apply import apply_result
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
 from worker.wiring import run_node
 
-cli = typer.Typer(add_completion=False, no_args_is_help=True, help="Node-side commands of Sandhog.")
+cli = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    # A pretty trace would show the values of local variables, passwords among them.
+    pretty_exceptions_enable=False,
+    help="Node-side commands of Sandhog.",
+)
 
 
 @cli.command()
@@ -22,6 +29,10 @@ def run() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         run_node(NodeSettings())
+    except SettingsError as exc:
+        # A setting that is JSON and cannot be read; the values are not told, some are secrets.
+        print(f"sandhog worker: {exc}: it must be JSON", file=sys.stderr)
+        raise typer.Exit(2) from exc
     except (NodeMisconfigured, ValidationError) as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc

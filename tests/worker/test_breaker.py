@@ -1,5 +1,6 @@
 """The circuit breaker: its scripts on a real Redis against a plain model, one probe among eight processes, the gate."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -541,3 +542,23 @@ def test_a_setting_that_names_no_error_code_is_refused() -> None:
         NodeSettings(
             redis_url="unix:///s", state_dir=Path("/"), breaker={"tools": {"Bash": {"counts_as_fault": ["TIME_OUT"]}}}
         )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("{oops", 'field "breaker"'), ('{"tools": {"Bash": {"counts_as_fault": ["X"]}}}', "there is no error code X")],
+)
+def test_a_node_with_a_wrong_setting_ends_with_code_2_and_says_why(value: str, words: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "SANDHOG_BREAKER": value, "SANDHOG_REDIS_URL": "unix:///nowhere"}
+    argv = [sys.executable, "-m", "worker", "run"]
+    done = subprocess.run(
+        argv,
+        env={**environment, "SANDHOG_STATE_DIR": str(tmp_path)},
+        cwd=Path(breaker.__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
