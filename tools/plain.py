@@ -153,7 +153,7 @@ def _redirect_fault(node: Node, raw: bytes) -> str:
         return "it holds an odd redirection"
     if len(targets) > 1 and (body is None or body.type != "command"):
         return "it holds words behind a redirection"
-    target = targets[0].text or b""
+    target = raw[targets[0].start_byte : targets[0].end_byte]
     match signs[0]:
         case "<" if targets[0].type in {"word", "raw_string"}:
             return ""

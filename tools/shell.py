@@ -19,6 +19,9 @@ LIMIT_BYTES = 100_000
 
 _BASH = Language(tree_sitter_bash.language())
 
+_AS_LETTERS = bytes(byte if byte < 0x80 else ord("_") for byte in range(256))
+"""The grammar's scanner looks characters up in a table of 256 and crashes at others. To bash they are letters, so that
+is what the parser gets in their place, byte for byte; words are read from the text itself."""
 _RESERVED = frozenset(
     {"!", "if", "then", "elif", "else", "fi", "do", "done", "while", "until"}
     | {"for", "case", "esac", "select", "function"}
@@ -98,8 +101,8 @@ def read_script(text: str) -> Script:
     raw = text.encode(errors="replace")
     if len(raw) > LIMIT_BYTES:
         return Script((), None, Obstacle("it is too long to be read", 0, len(raw)))
-    root = Parser(_BASH).parse(raw).root_node
-    found = [_command(node, has_input) for node, has_input in _walk(root) if node.type == "command"]
+    root = Parser(_BASH).parse(raw.translate(_AS_LETTERS)).root_node
+    found = [_command(node, raw, has_input) for node, has_input in _walk(root) if node.type == "command"]
     every = tuple(_behind_reserved(command) for command in found)
     fault = obstacle(text, raw, root) or _misread(found)
     return Script(every, None if fault else every, fault)
@@ -142,13 +145,13 @@ def _is_redirect(node: Node) -> bool:
     return node.type.endswith("_redirect")
 
 
-def _command(node: Node, has_input: bool) -> SimpleCommand:
+def _command(node: Node, raw: bytes, has_input: bool) -> SimpleCommand:
     children = list(node.named_children)
     names = [place for place, child in enumerate(children) if child.type == "command_name"]
     # What stands before the name are assignments and redirections.
     words = [child for child in children[names[0] :] if not _is_redirect(child)] if names else []
     return SimpleCommand(
-        tuple(_word(word) for word in words + _strays(node)), node.start_byte, node.end_byte, has_input
+        tuple(_word(word, raw) for word in words + _strays(node)), node.start_byte, node.end_byte, has_input
     )
 
 
@@ -161,25 +164,25 @@ def _strays(command: Node) -> list[Node]:
     return [word for redirect in redirects for word in redirect.children_by_field_name("destination")[1:]]
 
 
-def _word(node: Node) -> Word:
+def _word(node: Node, raw: bytes) -> Word:
     """Return a word's text after quote removal, up to the first part that is not certain."""
     match node.type:
-        case "concatenation" if _source(node) == "{}":
+        case "concatenation" if _source(node, raw) == "{}":
             # Literal to the shell; what find and xargs put there never starts with a dash.
             return Word("{}", is_exact=True)
         case "concatenation" if any(child.type in _SPLIT for child in node.children):
             # What is not quoted is split into words again, of which any may be an option.
             return Word("", is_exact=False)
         case "command_name" | "concatenation":
-            return _joined([_word(child) for child in node.children])
+            return _joined([_word(child, raw) for child in node.children])
         case "word" | "number":
-            return _bare(_source(node))
+            return _bare(_source(node, raw))
         case "raw_string":
-            return Word(_source(node)[1:-1], is_exact=True)
+            return Word(_source(node, raw)[1:-1], is_exact=True)
         case "string" if all(child.type in {'"', "string_content"} for child in node.children):
-            return Word(_STRING_ESCAPE.sub(r"\1", _source(node)[1:-1]), is_exact=True)
+            return Word(_STRING_ESCAPE.sub(r"\1", _source(node, raw)[1:-1]), is_exact=True)
         case "string" if len(node.children) > 1 and node.children[1].type == "string_content":
-            return Word(_STRING_ESCAPE.sub(r"\1", _source(node.children[1])), is_exact=False)
+            return Word(_STRING_ESCAPE.sub(r"\1", _source(node.children[1], raw)), is_exact=False)
         case _:
             return Word("", is_exact=False)
 
@@ -202,5 +205,5 @@ def _bare(source: str) -> Word:
     return Word(_ESCAPE.sub(r"\1", source[: special.start()]), is_exact=False)
 
 
-def _source(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")
+def _source(node: Node, raw: bytes) -> str:
+    return raw[node.start_byte : node.end_byte].decode(errors="replace")

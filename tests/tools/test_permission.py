@@ -238,6 +238,30 @@ def test_any_text_gets_a_verdict(command: str) -> None:
     assert decision_of(command) in Decision
 
 
+BEFORE = st.sampled_from(
+    ["{", "{1", "{1..", "{1..2", "-", "[ -", "<<", "<<E\nx$", "$", "${", "<(", "'", '"', "$'", "[[ a =~ "]
+)
+
+
+@given(st.lists(st.one_of(BEFORE, st.text(max_size=3), st.characters(min_codepoint=0x10000)), max_size=8).map("".join))
+def test_no_character_makes_the_grammar_look_beyond_its_tables(command: str) -> None:
+    # It once ended the process, now and then.
+    assert decision_of(command) in Decision
+
+
+@pytest.mark.parametrize(
+    "command", ["{\U000ee324", "{1..\U000ee324 x", "- \U000c14b5", "cat {\U000f0d92", "caté x", "écho x"]
+)
+def test_characters_beyond_ascii_are_letters_of_unknown_names(command: str) -> None:
+    for _ in range(20):
+        assert decision_of(command) is Decision.ASK or command.startswith("cat {")
+
+
+def test_characters_beyond_ascii_are_kept_in_words() -> None:
+    assert decision_of("cat 'grüße' ü.txt | grep -n é") is Decision.ALLOW
+    assert repeatable("Bash", {"command": "make ü 'ß'"}, GUARDED) == frozenset({("make", "ü", "ß")})
+
+
 @pytest.mark.parametrize(("tool", "expected"), [
     ("Read", Decision.ALLOW), ("Grep", Decision.ALLOW), ("Glob", Decision.ALLOW),
     ("Edit", Decision.ASK), ("Write", Decision.ASK), ("Nope", Decision.DENY),
