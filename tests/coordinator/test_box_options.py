@@ -102,7 +102,7 @@ def test_paths_of_the_workspace_are_made_relative() -> None:
 def test_set_up_reaches_what_its_flags_say(tmp_path: Path) -> None:
     assert box_options(setup=["true"]).extras.setup_hosts == ("*",)
     assert box_options(setup=["true"], setup_network=["none"]).extras.setup_hosts == ()
-    wanted = ["pypi.org", "files.pythonhosted.org"]
+    wanted = ["packages.example", "files.packages.example"]
     assert box_options(setup=["true"], setup_network=wanted).extras.setup_hosts == tuple(wanted)
     with pytest.raises(ConfigError, match="there is no --setup"):
         box_options(setup_file=["lock"])
