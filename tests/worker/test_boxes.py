@@ -123,18 +123,23 @@ def ready(boxes: Boxes, count: int, until: Until) -> None:
     until(lambda: warm.idle() == count, f"{count} boxes stand ready")
 
 
+def waiting(boxes: Boxes) -> list[Box]:
+    """The boxes that stand ready."""
+    assert boxes._warm is not None
+    return [warm.box for kind in boxes._warm._pool._kinds.values() for warm in kind.idle]
+
+
 def test_a_new_session_gets_a_warm_box_with_its_copy_in_it(
     make: Make, order: MakeOrder, until: Until, tmp_path: Path
 ) -> None:
     boxes = make(PoolSettings(min_idle=1, least_wants=1))
     first = boxes.box_for(order("cold"))
     ready(boxes, 1, until)
-    assert boxes._warm is not None
-    [waiting] = [warm.box for kind in boxes._warm._pool._kinds.values() for warm in kind.idle]
+    [ready_box] = waiting(boxes)
 
     box = boxes.box_for(order("warm"))
 
-    assert box is waiting
+    assert box is ready_box
     assert box is not first
     work = tmp_path / "sessions" / "warm" / "work"
     assert sh(box, "cat a.txt; echo beta >> a.txt; id -u") == f"alpha\n{work.stat().st_uid}\n"
@@ -157,12 +162,12 @@ def test_a_session_that_had_a_box_never_gets_a_warm_one_and_keeps_its_user(
     warm = boxes.box_for(order())
     user = sh(warm, "id -u; echo mine > mine")
     ready(boxes, 1, until)
+    [ready_box] = waiting(boxes)
     kill(warm)
 
     fresh = boxes.box_for(order())
 
-    assert boxes._warm is not None
-    assert boxes._warm.idle() == 1
+    assert waiting(boxes) == [ready_box]
     assert sh(fresh, "id -u; cat mine; echo more >> mine") == user + "mine\n"
     note = boxes.take_note("s")
     assert "lost" in note
@@ -174,11 +179,11 @@ def test_a_bound_directory_never_gets_a_warm_box(make: Make, order: MakeOrder, u
     boxes = make(PoolSettings(min_idle=1, least_wants=1))
     boxes.box_for(order("other"))
     ready(boxes, 1, until)
+    [ready_box] = waiting(boxes)
 
     box = boxes.box_for(order(mode=WorkspaceMode.BIND))
 
-    assert boxes._warm is not None
-    assert boxes._warm.idle() == 1
+    assert waiting(boxes) == [ready_box]
     assert sh(box, "pwd; cat a.txt") == "/workspace\nalpha\n"
 
 
@@ -257,22 +262,23 @@ def test_a_restarted_node_adopts_sessions_and_boxes_that_stand_ready(
     used = first.box_for(order("used"))
     ready(first, 2, until)
     assert first._warm is not None
-    waiting = {warm.box.box_id: warm for kind in first._warm._pool._kinds.values() for warm in kind.idle}
+    ready_ids = {box.box_id for box in waiting(first)}
     # As if the node had died in the middle of handing this one over.
-    half = next(iter(waiting.values()))
+    half = next(warm for kind in first._warm._pool._kinds.values() for warm in kind.idle)
     half.newborn.workspace_dir.rename(tmp_path / "half")
     (tmp_path / "warm" / "box-orphan" / "work").mkdir(parents=True)
     first._engine.close()
 
-    second = make(PoolSettings(min_idle=1, least_wants=1))
+    second = make(PoolSettings(min_idle=2, least_wants=1))
 
+    assert half.box.box_id not in {box.box_id for box in waiting(second)}
     again = second.running_box("used")
     assert again is not None
     assert again.box_id == used.box_id
     assert sh(again, "cat a.txt") == "alpha\n"
     assert not (tmp_path / "warm" / "box-orphan").exists()
     box = second.box_for(order("new"))
-    assert box.box_id in waiting
+    assert box.box_id in ready_ids
     assert box.box_id != half.box.box_id
     assert sh(box, "cat a.txt") == "alpha\n"
 
