@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sandbox import replies
+from sandbox.errors import GuestRefused, LossReason
 from sandbox.lifeline import MARGIN_S, Lifeline
 from sandbox.requests import (
     Background,
@@ -22,7 +23,7 @@ from sandbox.requests import (
     WriteAnswer,
     WriteRequest,
 )
-from sandbox.wire import Frame, Op
+from sandbox.wire import Frame, Op, RefusalCode
 
 FILE_TIMEOUT_S = 120.0
 SHORT_TIMEOUT_S = 20.0
@@ -35,7 +36,7 @@ class Box(Lifeline):
         """How the command ended. `on_output` gets all output, from the beginning, once there is much of it.
 
         Raises:
-            BoxLost: the box is gone; the command may have had effects.
+            BoxLost: the box is gone, or its shell is; the command may have had effects.
             GuestRefused: it was not run (or, with `mark.join`, is not known).
         """
         if (request.command is None) == (request.argv is None):
@@ -53,7 +54,15 @@ class Box(Lifeline):
         }
         body = (request.command or "").encode("utf-8", "surrogatepass")
         timeout_s = request.timeout_ms / 1000 + MARGIN_S
-        return self._ask(head, body, timeout_s, lambda frame: replies.parse_run(frame, request.keep_bytes), on_output)
+        try:
+            return self._ask(
+                head, body, timeout_s, lambda frame: replies.parse_run(frame, request.keep_bytes), on_output
+            )
+        except GuestRefused as refused:
+            if refused.code is RefusalCode.NO_SHELL and self.info.shell:
+                # A command removed it. Without it the box is of no more use, and a new one has it again.
+                raise self._lose(LossReason.ENDED, refused.message) from None
+            raise
 
     def read(self, request: ReadRequest) -> ReadAnswer:
         """Lines of a file.

@@ -166,6 +166,7 @@ class Command:
         self.stays = False
         """It is to run in the background: its call does not wait for its end."""
         self.text = b""
+        self.runs_shell = False
         self.ring: Ring | None = None
         self.ended: Ended | None = None
         self.timer: Timer | None = None

@@ -136,6 +136,7 @@ class Runner:
         keeps_cwd = head["argv"] is None and not stays
         command = Command(call, self._calls.session(call.mark.session), self._last_marker, output, keeps_cwd)
         command.stays = stays
+        command.runs_shell = head["argv"] is None
         if stays:
             command.ring = Ring(RING_BYTES)
             output.divert(command.ring)
@@ -209,15 +210,18 @@ class Runner:
             command.killed_leftovers = True
             try:
                 self._spawn(command, what)
-            except Refusal as refusal:
-                self._refuse(command, refusal)
+            except Refusal as again:
+                self._refuse(command, again)
             return
         path = os.fsdecode(what[3] if ended.what == "cwd" else what[0][0])
         message = f"{'cannot go to the working directory' if ended.what == 'cwd' else 'cannot run'} {path}"
         if ended.what == "cwd" and command.session.cwd == path:
             command.session.cwd = WORKSPACE
             message += f" (the session is now back in {WORKSPACE})"
-        self._refuse(command, from_os_error(OSError(ended.error, os.strerror(ended.error)), message))
+        refusal = from_os_error(OSError(ended.error, os.strerror(ended.error)), message)
+        if ended.what == "exec" and command.runs_shell:
+            refusal = Refusal(RefusalCode.NO_SHELL, f"the shell that was here is gone: {refusal.message}")
+        self._refuse(command, refusal)
 
     def _refuse(self, command: Command, refusal: Refusal) -> None:
         command.disarm()

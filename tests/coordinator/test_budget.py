@@ -126,6 +126,21 @@ class TestStep:
             assert one.cut.path == one.spill_path
             assert (one.cut.total_bytes, one.cut.shown_bytes < 100_000) == (150_000, True)
 
+    def test_a_cut_says_what_its_file_lacks(self) -> None:
+        hint = "its first 64 bytes: /spill/1-1-0-1.txt (no more is kept of one call)"
+        outcome = CallOutcome(
+            key=KEY,
+            fate=Fate.RAN,
+            result=RESULT.with_text("x" * 9_000).model_dump(mode="json"),
+            spill_path=PATH,
+            spill_hint=hint,
+        )
+
+        (kept,) = within_step([answered(CALL, outcome, 0)], 5_000)
+
+        assert f"; {hint} …]" in kept.result.text
+        assert "all of it" not in kept.result.text
+
     def test_without_a_file_no_path_is_named(self) -> None:
         (kept,) = within_step([replace(large(9_000), spill_path="")], 5_000)
 

@@ -33,6 +33,16 @@ def output_of(box: Box, name: str, offset: int = 0, max_bytes: int = MIB, sessio
     return box.background_output(session, name, offset, max_bytes)
 
 
+def printed(box: Box, name: str, run: Run, until: bytes) -> BackgroundOutput:
+    """The output of a background command once it is so, looked at a thousand times at most."""
+    for _ in range(1000):
+        output = output_of(box, name)
+        if output.data == until:
+            return output
+        run("sleep 0.01")
+    raise AssertionError(f"{name} printed {output.data!r}")
+
+
 def end_of(box: Box, name: str, run: Run) -> Background:
     """The state of a background command once it is over, looked at a thousand times at most."""
     for _ in range(1000):
@@ -59,8 +69,8 @@ def test_it_is_answered_while_it_runs_and_read_by_offset(run: Run, box: Box) -> 
     answer = run(f"rm -f go; echo one; {TICK.format('go')}; echo two >&2; exit 3", background=True, timeout_ms=1)
     assert (answer.exit_code, answer.signal, answer.timed_out) == (None, None, False)
     name = str(answer.background_id)
-    first = output_of(box, name)
-    assert (first.start, first.data, first.state.is_running) == (0, b"one\n", True)
+    first = printed(box, name, run, b"one\n")
+    assert (first.start, first.state.is_running) == (0, True)
     assert first.state.pids[0] == answer.left_running[0]
     run("touch go")
     ended = end_of(box, name, run)
@@ -72,9 +82,11 @@ def test_it_is_answered_while_it_runs_and_read_by_offset(run: Run, box: Box) -> 
 
 
 def test_what_ends_at_once_is_told_with_its_answer(run: Run, box: Box) -> None:
-    answer = run("echo quick; exit 4", background=True)
-    assert answer.exit_code == 4
-    assert output_of(box, str(answer.background_id)).data == b"quick\n"
+    # A busy machine may take longer than the guest waits for it.
+    answers = [run("echo quick; exit 4", background=True) for _ in range(20)]
+    assert {answer.exit_code for answer in answers} <= {4, None}
+    ended = next(answer for answer in answers if answer.exit_code == 4)
+    assert output_of(box, str(ended.background_id)).data == b"quick\n"
 
 
 def test_what_cannot_start_is_refused(run: Run) -> None:
@@ -83,9 +95,10 @@ def test_what_cannot_start_is_refused(run: Run) -> None:
 
 def test_the_same_call_starts_it_once(run: Run, box: Box, mark: Callable[..., CallMark]) -> None:
     given = mark()
-    first = run("rm -f n; echo x >> n; sleep 100", background=True, mark=given)
-    again = run("rm -f n; echo x >> n; sleep 100", background=True, mark=given)
+    first = run("rm -f n up; echo x >> n; touch up; sleep 100", background=True, mark=given)
+    again = run("rm -f n up; echo x >> n; touch up; sleep 100", background=True, mark=given)
     assert first.background_id == again.background_id
+    run(TICK.format("up"))
     assert run("cat n").stdout.head == b"x\n"
     box.kill_background("s", str(first.background_id))
 
@@ -93,7 +106,7 @@ def test_the_same_call_starts_it_once(run: Run, box: Box, mark: Callable[..., Ca
 def test_the_cwd_of_the_session_is_its_own(run: Run, box: Box) -> None:
     run("mkdir -p sub")
     name = started(run, "cd sub; pwd")
-    assert output_of(box, name).data == b"/workspace/sub\n"
+    printed(box, name, run, b"/workspace/sub\n")
     assert run("pwd").stdout.head == b"/workspace\n"
 
 
@@ -101,6 +114,7 @@ def test_kill_ends_the_whole_tree_and_the_deaf(run: Run, box: Box) -> None:
     name = started(
         run, "trap '' TERM; setsid sh -c 'sleep 211 & sleep 212' & (sleep 213 &); echo up; sleep 214; sleep 215"
     )
+    printed(box, name, run, b"up\n")
     state = box.kill_background("s", name)
     assert (state.is_running, state.was_killed, state.pids) == (False, True, ())
     assert run("ps -ef | grep -c '[s]leep 21'").stdout.head == b"0\n"
@@ -111,7 +125,8 @@ def test_kill_ends_the_whole_tree_and_the_deaf(run: Run, box: Box) -> None:
 
 
 def test_kill_lets_a_command_clean_up(run: Run, box: Box) -> None:
-    name = started(run, "trap 'echo bye; exit 0' TERM; while :; do sleep 0.01; done")
+    name = started(run, "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.01; done")
+    printed(box, name, run, b"up\n")
     state = box.kill_background("s", name)
     assert state.exit_code == 0
     assert output_of(box, name).data.endswith(b"bye\n")
@@ -167,7 +182,7 @@ def test_an_image_without_places_for_temporary_files_will_do(
     box = fresh_box(0)
     run = shell(box)
     assert run("rm -rf /var/tmp /tmp; ls -d /var/tmp /tmp").exit_code == 2
-    assert output_of(box, started(run, "echo kept")).data == b"kept\n"
+    printed(box, started(run, "echo kept"), run, b"kept\n")
 
 
 def test_as_many_as_may_be_and_no_more(fresh_box: Callable[..., Box], shell: Callable[[Box], Run]) -> None:
@@ -205,6 +220,7 @@ def test_freeze_and_thaw_hold_for_background_commands(run: Run, box: Box) -> Non
 
 def test_a_broken_link_neither_ends_nor_repeats_it(run: Run, box: Box) -> None:
     name = started(run, "echo before; sleep 100")
+    printed(box, name, run, b"before\n")
     assert box._link is not None
     box._link.close()
     assert output_of(box, name).data == b"before\n"
@@ -224,6 +240,7 @@ def test_a_restarted_worker_finds_them(
     first = make_engine("adopting")
     box = first.start(make_spec(), "s", 1)
     name = started(shell(box), "echo kept; sleep 100")
+    printed(box, name, shell(box), b"kept\n")
     first.close()
     [(_, adopted)] = make_engine("adopting", first._settings.records_dir).adopt()
     assert output_of(adopted, name).data == b"kept\n"
