@@ -1,7 +1,7 @@
 """What a name may resolve to: public addresses that are not this machine's, whatever they are disguised as."""
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
@@ -46,13 +46,31 @@ def parse_address(text: str) -> Address:
     return ip_address(text.partition("%")[0])
 
 
-def why_refused(address: Address, *, allow_private: bool, deny: Iterable[Network] = ()) -> str:
+def is_own(address: Address) -> bool:
+    """True when an interface of this machine has the address now: only then can a socket be bound to it."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+def why_refused(
+    address: Address,
+    *,
+    allow_private: bool,
+    deny: Iterable[Network] = (),
+    own: Callable[[Address], bool] = is_own,
+) -> str:
     """Why a box may not be connected to this address; "" when it may.
 
     Args:
         address: What a name resolved to.
         allow_private: Private, loopback and own addresses are let through; the operator named the host.
         deny: Networks that are refused whatever else holds.
+        own: Tells this machine's addresses.
     """
     plain = _undisguised(address)
     if any(seen in network for seen in (address, plain) for network in deny):
@@ -64,7 +82,7 @@ def why_refused(address: Address, *, allow_private: bool, deny: Iterable[Network
             return what
     if isinstance(plain, IPv6Address) and (int(plain) >> 32) & 0xFFFFFFFF in _ISATAP:
         return "an ISATAP address"
-    return "" if allow_private else _why_private(plain)
+    return "" if allow_private else _why_private(plain, own)
 
 
 def _undisguised(address: Address) -> Address:
@@ -74,22 +92,11 @@ def _undisguised(address: Address) -> Address:
     return address
 
 
-def _why_private(address: Address) -> str:
+def _why_private(address: Address, own: Callable[[Address], bool]) -> str:
     if address.is_loopback:
         return "loopback"
     if not address.is_global or (isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST):
         return "not a public address"
-    if is_own(address):
+    if own(address):
         return "an address of this machine"
     return ""
-
-
-def is_own(address: Address) -> bool:
-    """True when an interface of this machine has the address now: only then can a socket be bound to it."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True

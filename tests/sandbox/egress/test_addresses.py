@@ -53,6 +53,11 @@ def test_a_denied_network_is_denied_in_every_disguise(text: str) -> None:
 
 
 def test_an_address_of_this_machine_is_refused_even_if_it_is_public() -> None:
+    for text in PUBLIC:
+        assert "this machine" in why_refused(parse_address(text), allow_private=False, own=lambda _: True)
+
+
+def test_this_machine_knows_its_addresses() -> None:
     # Which interfaces there are differs; that the question is answered by the kernel does not.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,5 +1,6 @@
 """The host's end of the streams against a guest that breaks every rule, and against hosts that are slow."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandbox.egress.carrier import Egress
-from sandbox.egress.dial import Policy
+from sandbox.egress.dial import Policy, Refused, dial
 from sandbox.egress.limits import Budget, EgressLimits
 from sandbox.egress.rules import parse_rules
 from sandbox.link import Link
@@ -237,6 +238,46 @@ def test_the_budget_lets_go_what_the_rate_allows() -> None:
     budget.spend(2)
     assert budget.wait_s > 0
     assert budget.left_bytes == -1
+
+
+def test_what_is_not_on_the_list_is_not_even_resolved() -> None:
+    asked: list[str] = []
+
+    def ask(name: str) -> list[str]:
+        asked.append(name)
+        return ["127.0.0.1"]
+
+    with pytest.raises(Refused, match="not on this box's list"):
+        dial(Policy(parse_rules(("site.test",)), resolver=ask), "elsewhere.test", 443, 1)
+    assert asked == []
+
+
+def drain(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while connection.recv(65536):
+            pass
+
+
+def test_a_rate_holds_for_what_is_only_sent(far: Callable[..., Far]) -> None:
+    there = far(bytes_per_s=128 * 1024, burst_bytes=16 * 1024)
+    with socket.create_server(("127.0.0.1", 0)) as sink:
+        sink.settimeout(10)
+        there.tunnel(1, sink.getsockname()[1])
+        taking, _ = sink.accept()
+        with taking:
+            thread = threading.Thread(target=drain, args=(taking,))
+            thread.start()
+            began, left, credit = time.monotonic(), 160_000, STREAM_WINDOW - 600
+            while left > 0:
+                if credit > stream_cost(8000):
+                    there.say(1, StreamOp.DATA, b"x" * 8000)
+                    left, credit = left - 8000, credit - stream_cost(8000)
+                else:
+                    credit += there.heard(1, StreamOp.CREDIT).head["n"]
+            # The first window goes at once; the rest waits for credit.
+            assert time.monotonic() - began > 0.4
+            there.say(1, StreamOp.CLOSE)
+            thread.join(10)
 
 
 def test_a_rate_holds_over_many_connections(far: Callable[..., Far], echo: Echo) -> None:
