@@ -45,6 +45,9 @@ PASSED_ON = (
 )
 """What the worker gets of this process's environment: no key of any kind."""
 
+REFUSAL = "sandhog worker: "
+"""Begins what a node says that refuses to start."""
+LAST_LINES = 5
 RESTARTS = 5
 END_S = 30.0
 
@@ -108,8 +111,10 @@ class Embedded:
         if code is None:
             return None
         words = self._tail("worker.log")
+        if code == 2 and self._restarts == 0:
+            raise ConfigError(words or "The worker does not start.")
         if code == 2:
-            raise ConfigError(words.removeprefix("sandhog worker: ") or "The worker does not start.")
+            raise ClusterBroken(f"The worker ended and does not start again: {words}")
         if self._restarts >= RESTARTS:
             raise ClusterBroken(f"The worker ended {RESTARTS + 1} times, at last with code {code}: {words}")
         self._restarts += 1
@@ -188,10 +193,13 @@ class Embedded:
         return process
 
     def _tail(self, log_name: str) -> str:
+        """Return a log's last words: what a node that refused to start said, else its last lines."""
         try:
-            return (self.run_dir / log_name).read_text(errors="replace")[-2_000:].strip()
+            text = (self.run_dir / log_name).read_text(errors="replace")[-2_000:].strip()
         except OSError:
             return ""
+        _, refusal, words = text.rpartition(REFUSAL)
+        return words if refusal else "\n".join(text.splitlines()[-LAST_LINES:])
 
 
 def _node(run_dir: Path) -> str:

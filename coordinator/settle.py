@@ -105,6 +105,7 @@ class Settler:
             MustResend: it certainly did not run.
         """
         stop = asyncio.create_task(cancelled.wait())
+        refused_since: float | None = None
         try:
             while True:
                 if not sent.future.done():
@@ -113,9 +114,12 @@ class Settler:
                     return await self._cancel(sent)
                 try:
                     outcome = await self._look_after(sent, stop)
-                except RedisError:
+                    refused_since = None
+                except RedisError as exc:
                     # Nothing can be known now; the call goes on, or waits, as everything does.
-                    outcome = None
+                    outcome, refused_since = None, refused_since or self._clock()
+                    if self._clock() - refused_since > keys.OUTAGE_S:
+                        return _unknown(sent.order, f"Redis cannot be asked: {exc}")
                     await _wait_first(TICK_S, stop)
                 if outcome is None and stop.done():
                     return await self._cancel(sent)
