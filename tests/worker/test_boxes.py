@@ -14,7 +14,9 @@ from sandbox import guest_folder
 from sandbox.box import Box
 from sandbox.creation import NAME_PREFIX, NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
+from sandbox.heart import Standing
 from sandbox.pool import PoolSettings
+from sandbox.record import BoxRecord
 from sandbox.requests import CallMark, RunRequest
 from worker.boxes import Boxes
 from worker.contract import keys
@@ -47,14 +49,23 @@ def node(request: pytest.FixtureRequest, until: Until) -> Iterator[str]:
 
 
 @pytest.fixture
-def make(folder: Path, node: str, tmp_path: Path, redis_client: redis.Redis) -> Iterator[Make]:
+def told() -> list[Standing]:
+    """What was answered when the node asked whether a box may go on."""
+    return []
+
+
+@pytest.fixture
+def make(folder: Path, node: str, tmp_path: Path, redis_client: redis.Redis, told: list[Standing]) -> Iterator[Make]:
     """Makes the boxes of one node, again and again as its process is started again."""
     made: list[Boxes] = []
+    owners = Owners(redis_client, node)
+
+    def standing(record: BoxRecord) -> Standing:
+        told.append(owners(record))
+        return told[-1]
 
     def build(pool: PoolSettings | None = None, idle_s: float = 900.0, places: int = 8, **changes: Any) -> Boxes:
-        settings = EngineSettings(
-            node, folder, tmp_path / "records", standing=Owners(redis_client, node), heartbeat_s=0.1, **changes
-        )
+        settings = EngineSettings(node, folder, tmp_path / "records", standing=standing, heartbeat_s=0.1, **changes)
         boxes = Boxes(
             DockerEngine(settings),
             60,
@@ -284,7 +295,7 @@ def test_a_restarted_node_adopts_sessions_and_boxes_that_stand_ready(
 
 
 @pytest.mark.parametrize(
-    ("told", "goes_on"),
+    ("fields", "goes_on"),
     [({"generation": 1}, True), ({"generation": 2}, False), ({"generation": 1, "node": "x"}, False)],
 )
 def test_a_node_that_was_away_asks_who_has_the_session(
@@ -292,7 +303,8 @@ def test_a_node_that_was_away_asks_who_has_the_session(
     order: MakeOrder,
     redis_client: redis.Redis,
     until: Until,
-    told: dict[str, str],
+    told: list[Standing],
+    fields: dict[str, str],
     goes_on: bool,
 ) -> None:
     boxes = make()
@@ -302,10 +314,11 @@ def test_a_node_that_was_away_asks_who_has_the_session(
     until(lambda: box.is_frozen, "it stands still")
     # Nothing in Redis proves nothing.
     boxes._engine.release_all()
-    until(lambda: not box.wants_frozen, "it was released")
+    until(lambda: len(told) >= 2, "it was asked about twice")
+    assert set(told) == {Standing.UNKNOWN}
     assert box.is_frozen
 
-    redis_client.hset(keys.session("s"), items=[part for pair in told.items() for part in pair])
+    redis_client.hset(keys.session("s"), items=[part for pair in fields.items() for part in pair])
 
     until(lambda: not box.is_frozen or not box.is_alive(), "it is decided")
     assert box.is_alive() == goes_on
