@@ -19,6 +19,8 @@ HEAD_BYTES = 12_000
 TAIL_BYTES = 24_000
 PIECE_BYTES = 1024 * 1024
 SHOWN_COMMAND = 60
+SHOWN_KNOWN = 20
+"""Background commands that an unknown name is answered with, the last ones."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +116,16 @@ def news(context: RunContext, background_id: str) -> News:
     while at < end:
         piece = first if at == start else _piece(context, background_id, at, min(PIECE_BYTES, end - at))
         lost += max(0, min(piece.start, end) - max(at, start))
-        if not piece.data or piece.start >= end:
+        if piece.start >= end:
             break
         if spill is not None:
             spill.write(piece.data)
         kept.add(piece.data[max(0, start - piece.start) :])
         at = piece.start + len(piece.data)
+        if at < end and len(piece.data) < min(PIECE_BYTES, end - piece.start):
+            # The box's disk does not give the rest.
+            lost += end - at
+            break
     if state.is_running:
         end -= kept.give_back()
     if context.cursors is not None:
@@ -165,8 +171,8 @@ def known_only(context: RunContext, background_id: str) -> Iterator[None]:
         if failure.code is not ErrorCode.NOT_FOUND:
             raise
         known = context.box.backgrounds(context.mark.session)
-        running = [_listed(state) for state in known if state.is_running]
-        ended = [_listed(state) for state in known if not state.is_running]
+        running = [_listed(state) for state in known if state.is_running][-SHOWN_KNOWN:]
+        ended = [_listed(state) for state in known if not state.is_running][-SHOWN_KNOWN:]
         words = f"Running: {', '.join(running) or 'none'}."
         if ended:
             words += f" Ended: {', '.join(ended)}."

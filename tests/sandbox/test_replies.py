@@ -16,7 +16,8 @@ NAMES = [
     "timed_out", "cancelled", "oom_kills", "duration_ms", "cwd", "left_running", "background_id", "killed_leftovers",
     "streamed", "spill_complete", "stdout", "stderr", "head", "tail", "bytes", "lines", "dropped", "dev", "ino", "size",
     "mtime_ns", "ctime_ns", "sha256", "kind", "created", "replacements", "diff_cut", "refused", "message", "facts",
-    "protocol", "python", "machine", "shell", "uid", "gid", "frozen", "pids",
+    "protocol", "python", "machine", "shell", "uid", "gid", "frozen", "pids", "name", "session", "command",
+    "running", "leftover", "failed", "killed", "first", "total", "age_ms", "start", "backgrounds", "stream_cut",
 ]  # fmt: skip
 
 values = st.recursive(
@@ -33,6 +34,8 @@ PARSERS: list[Callable[[Frame], Any]] = [
     replies.parse_edit,
     replies.parse_write,
     replies.parse_info,
+    replies.parse_backgrounds,
+    lambda frame: replies.parse_background_output(frame, 10),
 ]
 
 
@@ -55,3 +58,41 @@ def test_a_path_of_lone_surrogates_is_against_the_rules() -> None:
     head = {"path": "/\ud800", "kind": "missing", "size": 0, "version": None}
     with pytest.raises(replies.BadReply):
         replies.parse_stat(Frame(head, b""))
+
+
+BACKGROUND: dict[str, Any] = {
+    "name": "bg1", "session": "s", "command": "sleep", "running": True, "leftover": False, "failed": False,
+    "killed": False, "exit_code": None, "signal": None, "pids": [7], "first": 0, "total": 5, "age_ms": 1.5, "start": 2,
+}  # fmt: skip
+
+
+def test_a_part_of_background_output_is_what_the_guest_says() -> None:
+    output = replies.parse_background_output(Frame(BACKGROUND, b"abc"), 10)
+    assert (output.start, output.data, output.state.background_id, output.state.pids) == (2, b"abc", "bg1", (7,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "body"),
+    [
+        ({"name": "x" * 65}, b""),
+        ({"name": None}, b""),
+        ({"pids": ["7"]}, b""),
+        ({"pids": list(range(101))}, b""),
+        ({"start": 6}, b""),
+        ({"start": -1}, b""),
+        ({"total": "5"}, b""),
+        ({"age_ms": float("nan")}, b""),
+        ({"running": 1}, b""),
+        ({}, b"abcd"),
+        ({"total": 100}, b"x" * 11),
+    ],
+)
+def test_background_output_against_the_rules_is_refused(changes: dict[str, Any], body: bytes) -> None:
+    with pytest.raises(replies.BadReply):
+        replies.parse_background_output(Frame({**BACKGROUND, **changes}, body), 10)
+
+
+@pytest.mark.parametrize("states", [None, {}, [1], [{**BACKGROUND, "first": -1}], [BACKGROUND] * 10_001])
+def test_a_list_of_background_commands_against_the_rules_is_refused(states: Any) -> None:
+    with pytest.raises(replies.BadReply):
+        replies.parse_backgrounds(Frame({"backgrounds": states}, b""))
