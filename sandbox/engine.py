@@ -18,7 +18,7 @@ from docker.utils import kwargs_from_env
 from sandbox import controls
 from sandbox.box import Box
 from sandbox.container import DockerContainer, remove_container, settled, state_of, translated
-from sandbox.creation import INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
+from sandbox.creation import BOX_LABEL, INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
 from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
@@ -296,6 +296,16 @@ class DockerEngine:
             EngineUnavailable.
         """
         return self._reaper.sweep(self._boxes, self._starting)
+
+    def layer_bytes(self, box: str) -> int:
+        """What a box wrote outside of its mounts; 0 when it is gone. The engine counts the files, which takes time.
+
+        Raises:
+            EngineUnavailable.
+        """
+        with translated(f"size of box {box}"):
+            found = self._client.containers(size=True, filters={"label": f"{BOX_LABEL}={box}"})
+        return sum(int(container.get("SizeRw") or 0) for container in found)
 
     def records(self) -> list[BoxRecord]:
         """What is on record of this node's boxes."""

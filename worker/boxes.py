@@ -15,12 +15,13 @@ import redis
 
 from sandbox.box import Box
 from sandbox.engine import DockerEngine
-from sandbox.errors import BoxLost, SandboxError
+from sandbox.errors import BoxLost, LossReason, SandboxError
 from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
 from worker import workspace
 from worker.background import keep_background_output
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
+from worker.disk import DiskWatch
 from worker.errors import BoxUnavailable, WorkspaceRefused
 from worker.files_in import put_files
 from worker.places import Places
@@ -87,6 +88,7 @@ class Boxes:
         profiles: Mapping[str, Profile] | None = None,
         allow_open_network: bool = False,
         spills: Spills | None = None,
+        disk: DiskWatch | None = None,
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back."""
         self._engine = engine
@@ -94,6 +96,7 @@ class Boxes:
         self._setup = Setup(engine)
         self._spills = spills or Spills()
         self._idle_s = idle_s
+        self._disk = disk
         self._places = places
         self._warm = WarmBoxes(engine, pool, nursery, self.used) if pool is not None and nursery is not None else None
         self._seats: dict[str, _Seat] = {}
@@ -142,8 +145,38 @@ class Boxes:
                 self._sit(seat, self._start(seat, order), order.generation)
             assert seat.box is not None
             seat.idle_s = self._specs.profile_of(order).idle_s
+            limit_bytes = self._specs.profile_of(order).limits().workspace_bytes
+            if self._disk is not None and limit_bytes is not None:
+                is_copy = order.workspace_mode is WorkspaceMode.COPY
+                directory = workspace.directory_of(order)
+                self._disk.watch(seat.box.box_id, directory, is_copy=is_copy, limit_bytes=limit_bytes)
             self._go_on(seat, seat.box, order)
             return seat.box
+
+    def bounds(self, order: BoxOrder) -> dict[str, str]:
+        """Return how each writable place of the order's box is bounded, and to what."""
+        return self._specs.bounds(order)
+
+    def end_overfull(self) -> list[str]:
+        """End the boxes that wrote more to disk than they may, and return their sessions' ids."""
+        if self._disk is None:
+            return []
+        with self._guard:
+            seats = list(self._seats.items())
+        boxes = [(session, seat, seat.box) for session, seat in seats if seat.box is not None]
+        self._disk.keep({box.box_id for _, _, box in boxes})
+        ended = []
+        for session, seat, box in boxes:
+            excess = self._disk.excess(box.box_id)
+            if excess is None:
+                continue
+            # First, so that running calls hear the reason; they hold no lock of the seat.
+            box.lose(LossReason.DISK, excess)
+            with seat.lock:
+                if seat.box is box:
+                    self._drop(seat, f"it wrote too much: {excess}; remove what is not needed")
+            ended.append(session)
+        return ended
 
     def end_idle(self) -> list[str]:
         """End the boxes that nobody has used for long, give their places back, and return their sessions' ids."""

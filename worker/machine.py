@@ -17,6 +17,7 @@ from sandbox.images import ImageSettings, RegistryLogin
 from sandbox.pool import PoolSettings
 from sandbox.spec import MIB
 from worker.boxes import Boxes
+from worker.disk import DiskWatch
 from worker.errors import NodeMisconfigured
 from worker.places import Places
 from worker.settings import NodeSettings
@@ -66,7 +67,8 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     except (SandboxError, OSError) as exc:
         raise NodeMisconfigured(str(exc)) from exc
     boxes = _boxes(settings, engine, client)
-    jobs = {
+    jobs: dict[str, Callable[[], object]] = {
+        "disk": boxes.end_overfull,
         "idle": boxes.end_idle,
         "sweep": engine.sweep,
         "images": engine.images.trim,
@@ -114,6 +116,7 @@ def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) ->
         idle_s=settings.idle_s,
         profiles=settings.profiles,
         allow_open_network=settings.allow_open_network,
+        disk=DiskWatch(engine.layer_bytes, engine.machine.data_dir),
         places=Places(client, settings.node, settings.places),
         spills=Spills(settings.spill_bounds),
     )

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox.profiles import Profile, UnknownProfile, User, find_profile
+from sandbox.profiles import Profile, UnknownProfile, User, find_profile, shown_bytes
 from sandbox.spec import BoxSpec, Network
+from sandbox.wire import HOME, WORKSPACE
 from worker.box_env import box_environment
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.errors import BoxUnavailable
@@ -77,3 +78,17 @@ class Specs:
             profile=order.profile,
             allow_weak=profile.allow_weak,
         )
+
+    def bounds(self, order: BoxOrder) -> dict[str, str]:
+        """Return how each writable place of the order's box is bounded, and to what.
+
+        Raises:
+            BoxUnavailable: this node gives no such box.
+        """
+        limits = self.profile_of(order).limits()
+        sizes = {"/tmp": limits.tmp_size_bytes, HOME: limits.home_size_bytes, "/dev/shm": limits.shm_bytes}
+        bounds = {place: f"tmpfs, {shown_bytes(size)}" for place, size in sizes.items()}
+        most = limits.workspace_bytes
+        # A mount of its own could not be renamed, which is how a warm box's directory becomes the session's.
+        bounds[WORKSPACE] = bounds["/"] = "not bounded" if most is None else f"watched, {shown_bytes(most)}"
+        return bounds

@@ -66,4 +66,5 @@ def prepared(boxes: Boxes, order: PrepareOrder) -> PrepareOutcome:
         boxes.box_for(order.box)
     except BoxUnavailable as exc:
         return PrepareOutcome(session=session, error=str(exc))
-    return PrepareOutcome(session=session, ready_ms=(time.monotonic() - started) * 1000)
+    ready_ms = (time.monotonic() - started) * 1000
+    return PrepareOutcome(session=session, ready_ms=ready_ms, bounds=boxes.bounds(order.box))

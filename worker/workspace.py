@@ -72,6 +72,12 @@ def is_new(order: BoxOrder) -> bool:
         return False
 
 
+def directory_of(order: BoxOrder) -> Path:
+    """Return where the order's workspace lies, or will lie."""
+    is_copy = order.workspace_mode is WorkspaceMode.COPY
+    return Path(order.session_dir) / "work" if is_copy else Path(order.workspace)
+
+
 def prepare(order: BoxOrder, newborn: Newborn | None = None) -> Workspace:
     """Return the session's workspace, made if it is not there. Idempotent.
 

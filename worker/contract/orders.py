@@ -214,6 +214,8 @@ class PrepareOutcome(Contract):
     error: str | None = None
     """Why there can be no box, in words that say what to do; None when it stands."""
     ready_ms: float = 0.0
+    bounds: dict[str, str] = {}
+    """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
 
 
 class FinishOrder(Contract):
