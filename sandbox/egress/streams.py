@@ -36,6 +36,8 @@ class Streams:
         self._send = send
         self._open: dict[int, Stream] = {}
         self._is_throttled = False
+        self._is_applied = False
+        """Whether the sockets are watched as for a stream that is throttled."""
         self.selector: selectors.BaseSelector = selectors.DefaultSelector()
         """The sockets to the hosts; the data of a key is the stream."""
         self.late_bytes = 0
@@ -162,9 +164,14 @@ class Streams:
 
     def _give_credit(self, stream: Stream) -> None:
         due = stream.credit_due
-        if due >= CREDIT_STEP and not self._is_throttled and not stream.guest_ended:
+        # Asked anew each time: one round may take in far more than the rate allows.
+        if due >= CREDIT_STEP and not stream.guest_ended and not self._must_wait():
             stream.received -= due
             self._send({"stream_id": stream.number, "do": StreamOp.CREDIT, "n": due}, b"")
+
+    def _must_wait(self) -> bool:
+        self._is_throttled = self._is_throttled or self._budget.wait_s > 0
+        return self._is_throttled
 
     def _watch(self, stream: Stream) -> None:
         if stream.socket is None:
@@ -194,9 +201,9 @@ class Streams:
                 if stream.phase is not Phase.ANSWERED:
                     self.drop(stream, "refused: the box has used up its bytes", tell=True)
         is_throttled = self._budget.wait_s > 0
-        if is_throttled == self._is_throttled:
+        if is_throttled == self._is_throttled == self._is_applied:
             return
-        self._is_throttled = is_throttled
+        self._is_throttled = self._is_applied = is_throttled
         for stream in self:
             self.move(stream)
 
