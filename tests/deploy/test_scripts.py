@@ -1,5 +1,6 @@
 """The scripts of deploy/ as a user meets them: what they print, what they end with."""
 
+import json
 import os
 import re
 import subprocess
@@ -142,3 +143,40 @@ def test_setup_finds_nothing_left_to_do() -> None:
 
     assert answer.returncode == 0
     assert [line.rpartition("] ")[2] for line in answer.stderr.splitlines()] == ["ready"]
+
+
+def test_gvisor_is_registered_beside_what_the_engine_has(tmp_path: Path) -> None:
+    config, pid_file = tmp_path / "etc" / "daemon.json", tmp_path / "docker.pid"
+    config.parent.mkdir()
+    config.write_text('{"debug": false, "runtimes": {"other": {"path": "/bin/other"}}}')
+    put_command(tmp_path, "runsc", "exit 0")
+    put_command(tmp_path, "docker", "echo runc; echo runsc")
+    with subprocess.Popen(["sh", "-c", "trap '' HUP; exec sleep 60"]) as engine:
+        pid_file.write_text(str(engine.pid))
+        answer = run_part(
+            "gvisor", "register_gvisor --platform=ptrace", PATH=f"{tmp_path}:{os.environ['PATH']}",
+            SANDHOG_ENGINE_CONFIG=str(config), SANDHOG_ENGINE_PID=str(pid_file),
+        )  # fmt: skip
+        engine.kill()
+
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(config.read_text()) == {
+        "debug": False,
+        "runtimes": {
+            "other": {"path": "/bin/other"},
+            "runsc": {"path": str(tmp_path / "runsc"), "runtimeArgs": ["--platform=ptrace"]},
+        },
+    }
+
+
+def test_gvisor_is_left_out_where_the_engine_is_elsewhere(tmp_path: Path) -> None:
+    put_command(tmp_path, "docker", "echo runc")
+
+    answer = run_bash(
+        "-c",
+        'for part in say packages engine image gvisor; do source "$DEPLOY/lib/$part.sh"; done; set -eu; ensure_gvisor',
+        DEPLOY=str(DEPLOY), PATH=f"{tmp_path}:{os.environ['PATH']}", DOCKER_HOST="tcp://127.0.0.1:9",
+    )  # fmt: skip
+
+    assert answer.returncode == 0
+    assert "gVisor is left out" in answer.stderr

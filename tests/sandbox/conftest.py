@@ -18,7 +18,6 @@ from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
 from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec
-from tests.conftest import without_server
 from tests.sandbox.gvisor import FRESH_BOX_TESTS, RUNTIME, VOID, missing_gvisor
 
 IMAGE = "sandhog-box:latest"
@@ -145,7 +144,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if callspec is None or RUNTIME not in [parameter for parameter in callspec.params.values() if parameter]:
         return
     if (reason := missing_gvisor()) is not None:
-        without_server(reason)
+        pytest.skip(reason)
     name = item.name.partition("[")[0]
     if name in VOID:
         pytest.skip(f"gVisor: {VOID[name]}")

@@ -8,7 +8,6 @@ from sandbox.box import Box
 from sandbox.errors import BoxLost, LossReason
 from sandbox.requests import RunAnswer
 from sandbox.spec import MIB, Limits
-from tests.conftest import without_server
 from tests.sandbox.gvisor import RUNTIME, missing_gvisor
 
 pytestmark = pytest.mark.docker
@@ -22,7 +21,7 @@ FORK_BOMB = "b() { b | b & }; b; sleep 1"
 @pytest.fixture(autouse=True)
 def _needs_gvisor() -> None:
     if (reason := missing_gvisor()) is not None:
-        without_server(reason)
+        pytest.skip(reason)
 
 
 def test_its_kernel_and_memory_are_the_boxs_own(fresh_box: FreshBox, shell: Shell) -> None:
