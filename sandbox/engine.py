@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -253,12 +253,7 @@ class DockerEngine:
         Raises:
             SandboxError: the box has no record.
         """
-        record = self._records.load(box.box_id)
-        if record is None:
-            raise SandboxError(f"box {box.box_id} has no record")
-        expires = self._settings.clock() + lifetime_s
-        renewed = replace(record, session=session, generation=generation, expires=expires)
-        self._records.save(replace(renewed, **changes))  # type: ignore[arg-type]
+        self._records.renew(box.box_id, session, generation, self._settings.clock() + lifetime_s, changes)
 
     def adopt(self) -> list[tuple[BoxRecord, Box]]:
         """This node's running boxes that have a valid record, linked again; its other containers are removed.

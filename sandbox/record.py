@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from sandbox.errors import SandboxError
 
 RECORD_VERSION = 1
 
@@ -66,6 +69,18 @@ class RecordStore:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
+
+    def renew(self, box_id: str, session: str, generation: int, expires: float, changes: Mapping[str, str]) -> None:
+        """Write who has the box, until when, and what else changed (names of fields).
+
+        Raises:
+            SandboxError: the box has no record.
+        """
+        record = self.load(box_id)
+        if record is None:
+            raise SandboxError(f"box {box_id} has no record")
+        renewed = replace(record, session=session, generation=generation, expires=expires)
+        self.save(replace(renewed, **changes))  # type: ignore[arg-type]
 
     def load(self, box_id: str) -> BoxRecord | None:
         """The box's record; None when there is none or it cannot be read."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 
 from sandbox.box import Box
-from sandbox.engine import DockerEngine
+from sandbox.engine_api import Engine
 from sandbox.errors import BoxLost, LossReason, SandboxError
 from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
@@ -77,10 +77,11 @@ class Boxes:
 
     def __init__(
         self,
-        engine: DockerEngine,
+        engine: Engine,
         dead_man_s: int,
         env: Mapping[str, str] | None = None,
         *,
+        setup: Setup | None = None,
         pool: PoolSettings | None = None,
         nursery: Path | None = None,
         idle_s: float = IDLE_S,
@@ -90,10 +91,13 @@ class Boxes:
         spills: Spills | None = None,
         disk: DiskWatch | None = None,
     ) -> None:
-        """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back."""
+        """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
+
+        Without `setup` no session gets an image of its own.
+        """
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
-        self._setup = Setup(engine)
+        self._setup = setup
         self._spills = spills or Spills()
         self._idle_s = idle_s
         self._disk = disk
@@ -302,7 +306,10 @@ class Boxes:
     def _start(self, seat: _Seat, order: BoxOrder) -> Box:
         try:
             order = self._specs.resolved(order)
-            order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
+            if self._setup is not None:
+                order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
+            elif order.extras.makes_image:
+                raise BoxUnavailable("this node makes no images, and the session wants one of its own")
             if self._warm is not None:
                 # A warm box is born with a user of its own, and has nothing of a session in its environment.
                 is_own = order.as_root or bool(order.extras.env_names)

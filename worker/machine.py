@@ -21,6 +21,7 @@ from worker.disk import DiskWatch
 from worker.errors import NodeMisconfigured
 from worker.places import Places
 from worker.settings import NodeSettings
+from worker.setup import Setup
 from worker.spill import Spills
 from worker.standing import Owners
 from worker.upkeep import Upkeep
@@ -111,6 +112,7 @@ def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) ->
     return Boxes(
         engine,
         settings.dead_man_s,
+        setup=Setup(engine),
         pool=PoolSettings(min_idle=settings.pool_min, max_idle=most, total=settings.places) if most else None,
         nursery=settings.state_dir / "warm" / settings.node,
         idle_s=settings.idle_s,

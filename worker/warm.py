@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sandbox.box import Box
-from sandbox.engine import DockerEngine
+from sandbox.engine_api import Engine
 from sandbox.pool import Newborn, PoolSettings, WarmPool
 from sandbox.record import BoxRecord
 from sandbox.spec import BoxSpec
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class WarmBoxes:
     """Keeps boxes ready for private copies and gives each to one session. Thread-safe."""
 
-    def __init__(self, engine: DockerEngine, settings: PoolSettings, nursery: Path, used: Callable[[], int]) -> None:
+    def __init__(self, engine: Engine, settings: PoolSettings, nursery: Path, used: Callable[[], int]) -> None:
         """`nursery`: a directory of this node on the sessions' file system; `used`: boxes that sessions have."""
         self._engine = engine
         self._nursery = nursery

@@ -106,7 +106,7 @@ class Spawner:
             # third less; the marker then comes from this process, since a vfork must change nothing.
             gid, groups, uid = (self.gid, [marker], self.uid) if self.uid else (None, None, None)
             if not self.uid:
-                posix.setgroups([marker])
+                self.mark([marker])
             pid: int = fork_exec(
                 argv, executables, False, (), None, env, self.null, -1, -1, out, -1, err, errors, errors_end,
                 True, True, -1, gid, groups, uid, 0o022, None, True,
@@ -121,9 +121,13 @@ class Spawner:
                 posix.close(fd)
             if what == "fork":
                 if not self.uid:
-                    posix.setgroups([])
+                    self.mark([])
                 posix.pwrite(self.oom_fd, self.own_oom_score, 0)
                 posix.dup2(self.null, REPORT_FD, False)
+
+    def mark(self, groups: list[int]) -> None:
+        """Have what is forked next known by these groups."""
+        posix.setgroups(groups)
 
     def enter(self, cwd: bytes) -> None:
         """Go to the directory with the agent's rights; the child inherits it.

@@ -1,17 +1,16 @@
 """Background commands in real boxes: started, read by offset, ended, and what foreground commands leave running."""
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 
 from sandbox.box import Box
 from sandbox.engine import DockerEngine
-from sandbox.errors import GuestRefused, RefusalCode
+from sandbox.errors import RefusalCode
 from sandbox.guest.background import MAX_KNOWN, RING_BYTES
-from sandbox.requests import Background, BackgroundOutput, CallMark, RunAnswer
+from sandbox.requests import CallMark, RunAnswer
 from sandbox.spec import BoxSpec, Limits
+from tests.sandbox.asking import TICK, code_of, end_of, output_of, printed, started
 
 pytestmark = pytest.mark.docker
 
@@ -25,60 +24,6 @@ while True:
     except OSError:
         time.sleep(0.01)
 '"""
-TICK = "for i in $(seq 1000); do [ -e {} ] && break; sleep 0.01; done"
-"""Waits for a file, at most ten seconds."""
-
-
-def output_of(box: Box, name: str, offset: int = 0, max_bytes: int = MIB, session: str = "s") -> BackgroundOutput:
-    return box.background_output(session, name, offset, max_bytes)
-
-
-def printed(box: Box, name: str, run: Run, until: bytes) -> BackgroundOutput:
-    """The output of a background command once it is so, looked at a thousand times at most."""
-    for _ in range(1000):
-        output = output_of(box, name)
-        if output.data == until:
-            return output
-        run("sleep 0.01")
-    raise AssertionError(f"{name} printed {output.data!r}")
-
-
-def end_of(box: Box, name: str, run: Run) -> Background:
-    """The state of a background command once it is over, looked at a thousand times at most."""
-    for _ in range(1000):
-        state = output_of(box, name).state
-        if not state.is_running:
-            return state
-        run("sleep 0.01")
-    raise AssertionError(f"{name} goes on: {state}")
-
-
-def started(run: Run, command: str, **fields: object) -> str:
-    answer = run(command, background=True, **fields)
-    assert answer.background_id is not None
-    return answer.background_id
-
-
-def code_of(act: Callable[[], object]) -> RefusalCode:
-    with pytest.raises(GuestRefused) as refused:
-        act()
-    return refused.value.code
-
-
-def test_it_is_answered_while_it_runs_and_read_by_offset(run: Run, box: Box) -> None:
-    answer = run(f"rm -f go; echo one; {TICK.format('go')}; echo two >&2; exit 3", background=True, timeout_ms=1)
-    assert (answer.exit_code, answer.signal, answer.timed_out) == (None, None, False)
-    name = str(answer.background_id)
-    first = printed(box, name, run, b"one\n")
-    assert (first.start, first.state.is_running) == (0, True)
-    assert first.state.pids[0] == answer.left_running[0]
-    run("touch go")
-    ended = end_of(box, name, run)
-    assert (ended.exit_code, ended.signal, ended.was_killed, ended.total_bytes) == (3, None, False, 8)
-    assert output_of(box, name, 4).data == b"two\n"
-    assert output_of(box, name, 4).data == b"two\n"
-    assert output_of(box, name, 0, max_bytes=3).data == b"one"
-    assert output_of(box, name, 99).start == 8
 
 
 def test_what_ends_at_once_is_told_with_its_answer(run: Run, box: Box) -> None:
@@ -108,20 +53,6 @@ def test_the_cwd_of_the_session_is_its_own(run: Run, box: Box) -> None:
     name = started(run, "cd sub; pwd")
     printed(box, name, run, b"/workspace/sub\n")
     assert run("pwd").stdout.head == b"/workspace\n"
-
-
-def test_kill_ends_the_whole_tree_and_the_deaf(run: Run, box: Box) -> None:
-    name = started(
-        run, "trap '' TERM; setsid sh -c 'sleep 211 & sleep 212' & (sleep 213 &); echo up; sleep 214; sleep 215"
-    )
-    printed(box, name, run, b"up\n")
-    state = box.kill_background("s", name)
-    assert (state.is_running, state.was_killed, state.pids) == (False, True, ())
-    assert run("ps -ef | grep -c '[s]leep 21'").stdout.head == b"0\n"
-    assert output_of(box, name).data.startswith(b"up\n")
-    assert box.kill_background("s", name) == Background(
-        **{**vars(state), "age_ms": pytest.approx(state.age_ms, abs=1e5)}
-    )
 
 
 def test_kill_lets_a_command_clean_up(run: Run, box: Box) -> None:
@@ -199,39 +130,6 @@ def test_as_many_as_may_be_and_no_more(fresh_box: Callable[..., Box], shell: Cal
     box.kill_background("s", names[1])
     assert started(run, "sleep 100") == f"bg{MAX_KNOWN + 2}"
     assert names[0] not in [one.background_id for one in box.backgrounds("s")]
-
-
-def test_freeze_and_thaw_hold_for_background_commands(run: Run, box: Box) -> None:
-    name = started(run, "while :; do echo; sleep 0.01; done")
-    box.freeze()
-    before = output_of(box, name)
-    assert before.state.is_running
-    assert code_of(lambda: box.kill_background("s", name)) is RefusalCode.FROZEN
-    threading.Event().wait(0.2)
-    assert output_of(box, name).state.total_bytes == before.state.total_bytes
-    box.thaw()
-    for _ in range(1000):
-        if output_of(box, name).state.total_bytes > before.state.total_bytes:
-            break
-    else:
-        raise AssertionError("it does not go on")
-    box.kill_background("s", name)
-
-
-def test_a_broken_link_neither_ends_nor_repeats_it(run: Run, box: Box) -> None:
-    name = started(run, "echo before; sleep 100")
-    printed(box, name, run, b"before\n")
-    assert box._link is not None
-    box._link.close()
-    assert output_of(box, name).data == b"before\n"
-    killers = [threading.Thread(target=lambda: box.kill_background("s", name)) for _ in range(3)]
-    for killer in killers:
-        killer.start()
-    with suppress(AttributeError):
-        box._link.close()
-    for killer in killers:
-        killer.join(20)
-    assert not output_of(box, name).state.is_running
 
 
 def test_a_restarted_worker_finds_them(

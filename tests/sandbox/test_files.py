@@ -1,46 +1,20 @@
 """File work in real boxes."""
 
-import hashlib
 import random
-import threading
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.box import Box
-from sandbox.errors import GuestRefused, RefusalCode
+from sandbox.errors import RefusalCode
 from sandbox.guest.files import Window
-from sandbox.requests import CallMark, Edit, EditRequest, ReadAnswer, ReadRequest, RunAnswer, WriteRequest
+from sandbox.requests import CallMark, RunAnswer
+from tests.sandbox.asking import Files
 
 Run = Callable[..., RunAnswer]
 MakeMark = Callable[..., CallMark]
-
-
-class Files:
-    """File requests of one session in short."""
-
-    def __init__(self, box: Box, mark: MakeMark) -> None:
-        self.box = box
-        self._mark = mark
-
-    def read(self, path: str, **fields: Any) -> ReadAnswer:
-        return self.box.read(ReadRequest(self._mark(), path, **fields))
-
-    def write(self, path: str, content: bytes, expected: Any = None, **fields: Any) -> Any:
-        return self.box.write(WriteRequest(self._mark(), path, content, expected, **fields))
-
-    def edit(self, path: str, *pairs: tuple[str, str], expected: Any = None) -> Any:
-        edits = tuple(Edit(old, new) for old, new in pairs)
-        return self.box.edit(EditRequest(self._mark(), path, edits, expected))
-
-    def refusal(self, action: Callable[[], object]) -> RefusalCode:
-        with pytest.raises(GuestRefused) as refused:
-            action()
-        return refused.value.code
 
 
 @pytest.fixture
@@ -76,30 +50,6 @@ def test_a_window_is_the_lines_asked_for(pieces: list[bytes], data: st.DataObjec
         assert (text, is_cut) == (wanted[0][:max_bytes], True)
     else:
         assert (text, is_cut) == (b"".join(fitting), False)
-
-
-@docker
-def test_lines_are_given_with_their_numbers_and_the_files_version(files: Files) -> None:
-    content = b"".join(b"line %d\n" % n for n in range(1, 101))
-    written = files.write("f", content)
-    answer = files.read("f", offset=10, limit=5)
-    assert answer.path == "/workspace/f"
-    assert answer.text == b"".join(b"line %d\n" % n for n in range(10, 15))
-    assert (answer.first_line, answer.last_line, answer.total_lines) == (10, 14, 100)
-    assert answer.partial
-    assert answer.version == written.version
-    assert answer.version.sha256 == hashlib.sha256(content).hexdigest()
-    assert not files.read("f", offset=96).partial
-    beyond = files.read("f", offset=200)
-    assert (beyond.text, beyond.first_line, beyond.last_line, beyond.partial) == (b"", 200, 199, False)
-
-
-@docker
-def test_only_lf_ends_a_line(files: Files) -> None:
-    files.write("f", "a\x0cb\u2028c\rd\n\ne".encode())
-    answer = files.read("f", offset=1, limit=1)
-    assert answer.text.decode() == "a\x0cb\u2028c\rd\n"
-    assert answer.total_lines == 3
 
 
 @docker
@@ -158,31 +108,6 @@ def test_what_cannot_be_read_is_refused_each_by_its_own_code(files: Files, run: 
 
 
 @docker
-def test_one_file_has_one_canonical_path(files: Files, run: Run) -> None:
-    run("mkdir x; echo hi > a.txt; ln -s a.txt link; ln -s . here")
-    paths = {
-        files.read(path).path for path in ("a.txt", "./a.txt", "x/../a.txt", "link", "here/link", "/workspace/a.txt")
-    }
-    assert paths == {"/workspace/a.txt"}
-
-
-@docker
-def test_stat_tells_the_kind(files: Files, run: Run, box: Box) -> None:
-    run("mkdir d; mkfifo p; echo hi > f")
-    kinds = {path: box.stat("s", path).kind for path in ("d", "p", "f", "/dev/null", "nothing")}
-    assert kinds == {"d": "directory", "p": "fifo", "f": "file", "/dev/null": "device", "nothing": "missing"}
-    answer = box.stat("s", "f")
-    assert answer.path == "/workspace/f"
-    assert answer.version == replace(files.read("f").version, sha256="")
-
-
-@docker
-def test_relative_paths_follow_the_sessions_cwd(files: Files, run: Run) -> None:
-    run("mkdir -p sub && echo inner > sub/f && cd sub")
-    assert files.read("f").text == b"inner\n"
-
-
-@docker
 def test_a_write_makes_parents_and_says_whether_the_file_is_new(files: Files, run: Run) -> None:
     answer = files.write("a/b/c.txt", b"one")
     assert (answer.created, answer.bytes, answer.path) == (True, 3, "/workspace/a/b/c.txt")
@@ -220,29 +145,10 @@ def test_where_no_file_can_be_written_it_is_refused_and_nothing_is_left(files: F
 
 
 @docker
-def test_a_write_through_a_link_writes_its_target(files: Files, run: Run) -> None:
-    run("mkdir d; ln -s d/target link")
-    assert files.write("link", b"hi").path == "/workspace/d/target"
-    assert run("readlink link; cat d/target").stdout.head == b"d/target\nhi"
-
-
-@docker
 def test_a_large_file_goes_out_and_in_again(files: Files) -> None:
     content = random.Random(1).randbytes(4_000_000).replace(b"\0", b"\n")
     files.write("f", content)
     assert files.read("f", limit=10**6, max_bytes=8 * 1024 * 1024).text == content
-
-
-@docker
-def test_an_edit_answers_with_a_diff_and_the_new_version(files: Files, run: Run) -> None:
-    files.write("f", b"one\ntwo\nthree\n")
-    answer = files.edit("f", ("two", "2"))
-    assert answer.diff == "@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
-    assert answer.replacements == 1
-    assert answer.version == files.read("f").version
-    again = files.edit("f", ("three", "3"), expected=answer.version)
-    assert files.read("f").version == again.version
-    assert files.read("f").text == b"one\n2\n3\n"
 
 
 @docker
@@ -251,41 +157,6 @@ def test_an_edit_keeps_bytes_newlines_and_mode(files: Files, run: Run) -> None:
     files.edit("f", ("= 1\nnext", "= 2\nnext\nmore"))
     assert run("cat f").stdout.head == b"caf\xe9 = 2\r\nnext\r\nmore\r\nlast"
     assert run("stat -c %a f").stdout.head == b"750\n"
-
-
-@docker
-def test_one_edit_that_fails_fails_all(files: Files) -> None:
-    files.write("f", b"aaa b")
-    assert files.refusal(lambda: files.edit("f", ("b", "c"), ("aa", "x"))) is RefusalCode.NOT_UNIQUE
-    assert files.refusal(lambda: files.edit("f", ("b", "c"), ("zz", "x"))) is RefusalCode.NO_MATCH
-    assert files.read("f").text == b"aaa b"
-
-
-@docker
-def test_a_change_with_the_same_size_and_time_is_a_conflict(files: Files, run: Run) -> None:
-    files.write("f", b"one\n")
-    seen = files.read("f").version
-    run("touch -r f stamp; printf 'two\\n' > f; touch -r stamp f")
-    assert files.refusal(lambda: files.edit("f", ("t", "x"), expected=seen)) is RefusalCode.CONFLICT
-    assert files.read("f").text == b"two\n"
-
-
-@docker
-def test_of_many_edits_at_once_each_is_made_or_refused(files: Files) -> None:
-    files.write("f", b"".join(b"<%d>\n" % n for n in range(20)))
-    made: list[int] = []
-
-    def edit(number: int) -> None:
-        files.edit("f", (f"<{number}>", f"[{number}]"))
-        made.append(number)
-
-    threads = [threading.Thread(target=edit, args=(number,)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert sorted(made) == list(range(20))
-    assert files.read("f").text == b"".join(b"[%d]\n" % n for n in range(20))
 
 
 @docker

@@ -21,6 +21,7 @@ from worker.boxes import NOWHERE, Boxes
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.errors import BoxUnavailable
+from worker.setup import Setup
 
 pytestmark = pytest.mark.docker
 
@@ -69,7 +70,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory, client: docker.APIClient) ->
     egress = EgressSettings(allow_private=frozenset({"mirror.test"}), resolver=lambda _: ["127.0.0.1"])
     folder = install(tmp_path_factory.mktemp("guest"))
     engine = DockerEngine(EngineSettings(NODE, folder, tmp_path_factory.mktemp("records"), egress=egress))
-    boxes = Boxes(engine, 120)
+    boxes = Boxes(engine, 120, setup=Setup(engine))
     yield boxes
     boxes.close()
     left = client.containers(all=True, filters={"label": f"sandhog.node={NODE}"})
@@ -104,6 +105,7 @@ class Session:
     def image(self) -> str:
         """What the box is started from now."""
         template = self.boxes._specs.spec(self.order, NOWHERE)
+        assert self.boxes._setup is not None
         return self.boxes._setup.resolved(self.order, lambda: template).image
 
     def finish(self) -> FinishOutcome:
@@ -241,7 +243,8 @@ def test_made_images_go_when_nobody_used_them_for_long(
     tags = set(made(client)) - before
     assert len(tags) == 2
     gone.finish()
-    maker = boxes._engine.maker
+    assert boxes._setup is not None
+    maker = boxes._setup._engine.maker
     assert not tags & set(maker.unused(3600.0)), "they were used just now"
     # Only this test's own: others' images are on the engine too.
     mine = sorted(tags & set(maker.unused(-60.0)))
