@@ -18,6 +18,7 @@ from sandbox.requests import (
 from sandbox.wire import HOME, WORKSPACE, Frame, RefusalCode
 
 MAX_TEXT = 8192
+MAX_NAME = 64
 MAX_PIDS = 100
 MAX_BACKGROUNDS = 10_000
 PLACES = (WORKSPACE, HOME, "/tmp", "/dev/shm")
@@ -39,6 +40,14 @@ def _text(head: dict[str, Any], name: str, limit: int = MAX_TEXT) -> str:
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     except UnicodeEncodeError:
         raise BadReply(f"{name} has characters that are none") from None
+
+
+def _name(head: dict[str, Any], name: str) -> str:
+    """A word that may become part of a file's name."""
+    value = _text(head, name, MAX_NAME)
+    if not (value.isascii() and value.isalnum()):
+        raise BadReply(f"{name} is not a word of letters and digits")
+    return value
 
 
 def _number(head: dict[str, Any], name: str, low: int = 0, high: int = 2**63) -> int:
@@ -129,7 +138,7 @@ def parse_run(frame: Frame, keep_bytes: int) -> RunAnswer:
         duration_ms=_duration(head, "duration_ms"),
         cwd=_text(head, "cwd"),
         left_running=_pids(head, "left_running"),
-        background_id=None if head.get("background_id") is None else _text(head, "background_id", 64),
+        background_id=None if head.get("background_id") is None else _name(head, "background_id"),
         killed_leftovers=_flag(head, "killed_leftovers"),
         spill_complete=_flag(head, "spill_complete"),
         streamed=_flag(head, "streamed"),
@@ -150,7 +159,7 @@ def _places(head: dict[str, Any], name: str) -> tuple[str, ...]:
 def parse_background(head: dict[str, Any]) -> Background:
     """The state of a background command."""
     return Background(
-        background_id=_text(head, "name", 64),
+        background_id=_name(head, "name"),
         session=_text(head, "session"),
         command=_text(head, "command"),
         is_running=_flag(head, "running"),
