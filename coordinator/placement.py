@@ -37,7 +37,8 @@ TOOLS_WAIT_S = 5.0
 """How long nodes that all have other own tools are waited for to change."""
 POLL_S = 0.05
 TICK_S = 0.5
-PREPARE_S = 180.0
+PREPARE_S = 1_080.0
+"""For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
 FINISH_S = 120.0
 
 

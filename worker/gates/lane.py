@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 30.0
 START_S = 180.0
-"""A call may have to wait for its box, no longer than a coordinator waits for one."""
+"""A call may have to wait for a fresh box; the image was there for the one before."""
 
 
 class LaneGate:
