@@ -222,6 +222,16 @@ class TestElsewhere:
             again = ask(approvals(Elsewhere(), deadline_s=0.05), call)
             assert (await again).by == "the deadline"
 
+    async def test_an_answer_that_a_dead_coordinator_left_is_for_its_own_call_only(
+        self, approvals: Callable[..., Approvals], requests: Requests
+    ) -> None:
+        first = ask(approvals(Elsewhere()), bash("make"))
+        await stands(requests)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await requests.answer("s", "3.0", YES)
+        assert (await ask(approvals(Elsewhere(), deadline_s=0.05), bash("make install"))).by == "the deadline"
+
     async def test_requests_expire(
         self, approvals: Callable[..., Approvals], requests: Requests, redis_client: redis.Redis
     ) -> None:

@@ -102,6 +102,7 @@ NEVER_ALLOWED = [
     "ls \\\n; rm x",
     "cat\u00a0x",
     "ls 'unfinished",
+    "! if ls",
     "ls )",
     "cat f \\ $ \nrm x",
     "cat f $\nrm x",

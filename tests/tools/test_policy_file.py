@@ -230,7 +230,8 @@ def test_a_rule_that_denies_finds_its_command_wherever_it_stands(command: str) -
 
 @pytest.mark.parametrize(
     "command", ["git $x", "$x push", "git {push,x}", "x=git; $x push", "ls 'unfinished", "xargs git",
-                "sh -c 'git push'", "echo git push | bash", "eval git push", "timeout 5 sh -c x"],
+                "sh -c 'git push'", "echo git push | bash", "eval git push", "timeout 5 sh -c x",
+                "nice " * 12 + "git push"],
 )  # fmt: skip
 def test_what_a_rule_may_mean_is_asked_about(command: str) -> None:
     assert decision_of(command, NO_PUSH, Policy.BOXED) is ASK
