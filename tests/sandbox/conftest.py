@@ -13,7 +13,6 @@ import docker
 import pytest
 
 from sandbox.box import Box
-from sandbox.container import remove_container
 from sandbox.creation import NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
@@ -94,7 +93,7 @@ def make_engine(
         engine.close()
     for node in nodes:
         for container in docker_client.containers(all=True, filters={"label": f"{NODE_LABEL}={node}-{RUN}"}):
-            remove_container(docker_client, container["Id"])
+            docker_client.remove_container(container["Id"], force=True)
 
 
 @pytest.fixture(scope="session")

@@ -190,3 +190,21 @@ def test_programs_are_told_that_nobody_is_there(run: Run) -> None:
 
 def test_each_command_has_a_session_of_its_own(run: Run) -> None:
     assert run('[ "$(ps -o sid= -p $$ | tr -d " ")" = $$ ] && echo leader').stdout.head == b"leader\n"
+
+
+def test_a_cancel_while_commands_stand_still_lets_none_of_them_run_on(
+    box: Box, run: Run, mark: Callable[..., CallMark]
+) -> None:
+    run("rm -f ran up")
+    given = mark()
+    answers: list[RunAnswer] = []
+    command = "trap 'touch ran' TERM; touch up; while :; do sleep 0.01; done"
+    waiting = threading.Thread(target=lambda: answers.append(run(command, mark=given)))
+    waiting.start()
+    run("for i in $(seq 1000); do [ -e up ] && break; sleep 0.01; done")
+    box.freeze()
+    assert box.cancel(given.key)
+    waiting.join(20)
+    box.thaw()
+    assert (answers[0].cancelled, answers[0].signal) == (True, 9)
+    assert run("[ -e ran ]").exit_code == 1
