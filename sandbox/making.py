@@ -94,8 +94,16 @@ class Maker:
         self._new_client = new_client
         self._clock = clock
 
-    def build(self, context: Path, dockerfile: Path, tag: str, session: str, timeout_s: float) -> None:
-        """Build the image of a Dockerfile under this name.
+    def build(
+        self,
+        context: Path,
+        dockerfile: Path,
+        tag: str,
+        session: str,
+        timeout_s: float,
+        go_on: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Build the image of a Dockerfile under this name. What `go_on` raises, asked now and then, breaks it off.
 
         Raises:
             BuildFailed: it fails, or takes longer.
@@ -116,6 +124,7 @@ class Maker:
                     labels={MADE_LABEL: "build", MADE_BY_LABEL: session},
                 )
                 for event in _until(events, deadline):
+                    go_on()
                     printed = (printed + str(event.get("stream", "")))[-TAIL_CHARS:]
                     if "error" in event:
                         raise BuildFailed(f"{dockerfile} cannot be built: {event['error']}\n{printed}"[:TAIL_CHARS])

@@ -232,6 +232,8 @@ class Boxes:
 
     def finish(self, order: FinishOrder) -> FinishOutcome:
         """End the session's box and return what its workspace became. Idempotent."""
+        if self._setup is not None:
+            self._setup.cancel(order.box.session)
         seat = self._seat(order.box.session)
         with seat.lock:
             with self._guard:
@@ -255,6 +257,8 @@ class Boxes:
         with self._guard:
             self._is_closed = True
             seats, self._seats = list(self._seats.values()), {}
+        if self._setup is not None:
+            self._setup.close()
         if self._warm is not None:
             self._warm.close()
         for seat in seats:

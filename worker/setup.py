@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sandbox.box import Box
@@ -35,6 +36,7 @@ LAYOUT_VERSION = 1
 """Part of every name: raised when the same wishes make another image."""
 TAIL_BYTES = 3000
 KEEP_S = 300.0
+LOOK_S = 0.5
 MAX_FILE_BYTES = 64 * 1024 * 1024
 CLEAN = "rmdir /home/agent 2>/dev/null; true"
 """The home of this box's user, which is root: the session's user gets one of its own."""
@@ -47,6 +49,9 @@ class Setup:
         self._engine = engine
         self._guard = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
+        self._active: dict[str, Box | None] = {}
+        """Sessions whose image is being made, with the box that set-up runs in."""
+        self._cancelled: set[str] = set()
 
     def resolved(self, order: BoxOrder, like: Callable[[], BoxSpec]) -> BoxOrder:
         """The order with the image that is made for it; takes as long as that does when it was not made yet.
@@ -56,24 +61,54 @@ class Setup:
         Raises:
             BoxUnavailable: it cannot be made; says why, and what was printed.
         """
-        extras = order.extras
-        if not extras.makes_image:
+        if not order.extras.makes_image:
             return order
+        with self._guard:
+            self._active[order.session] = None
+        try:
+            return self._resolved(order, like)
+        finally:
+            with self._guard:
+                self._active.pop(order.session)
+                self._cancelled.discard(order.session)
+
+    def cancel(self, session: str) -> None:
+        """Break off what is being made for the session, if anything is."""
+        with self._guard:
+            if session not in self._active:
+                return
+            self._cancelled.add(session)
+            box = self._active[session]
+        if box is not None:
+            box.close()
+
+    def close(self) -> None:
+        """Break off everything."""
+        with self._guard:
+            sessions = list(self._active)
+        for session in sessions:
+            self.cancel(session)
+
+    def _resolved(self, order: BoxOrder, like: Callable[[], BoxSpec]) -> BoxOrder:
+        extras = order.extras
         deadline = time.monotonic() + extras.setup_timeout_s
         try:
             image = self._built(order, deadline) if extras.dockerfile else order.image
             if extras.setup:
                 image = self._set_up(order, like(), image, deadline)
         except (SandboxError, OSError) as exc:
+            self._check_wanted(order.session)
             raise BoxUnavailable(f"the session's image cannot be made: {exc}") from exc
         return order.model_copy(update={"image": image})
 
     def _built(self, order: BoxOrder, deadline: float) -> str:
         context, dockerfile = Path(order.extras.context), Path(order.extras.dockerfile or "")
         tag = made_tag(hashlib.sha256(f"build\0{context_digest(context, dockerfile)}".encode()).hexdigest())
-        with self._one_at_a_time(tag, deadline):
+        with self._one_at_a_time(tag, order.session, deadline):
             if not self._is_there(tag):
-                self._engine.maker.build(context, dockerfile, tag, order.session, max(1.0, deadline - time.monotonic()))
+                left_s = max(1.0, deadline - time.monotonic())
+                wanted = partial(self._check_wanted, order.session)
+                self._engine.maker.build(context, dockerfile, tag, order.session, left_s, wanted)
                 self._engine.images.count(tag)
         return tag
 
@@ -81,7 +116,7 @@ class Setup:
         files = dict(_files(order))
         with self._engine.images.held(ref) as image:
             tag = made_tag(_digest(order, like, image, files))
-            with self._one_at_a_time(tag, deadline):
+            with self._one_at_a_time(tag, order.session, deadline):
                 if not self._is_there(tag):
                     self._make(order, replace(like, image=image.id), files, tag, deadline)
         return tag
@@ -93,11 +128,13 @@ class Setup:
         return True
 
     @contextmanager
-    def _one_at_a_time(self, tag: str, deadline: float) -> Iterator[None]:
+    def _one_at_a_time(self, tag: str, session: str, deadline: float) -> Iterator[None]:
         with self._guard:
             lock = self._making.setdefault(tag, threading.Lock())
-        if not lock.acquire(timeout=max(0.1, deadline - time.monotonic())):
-            raise BoxUnavailable("another session makes the same image, and that takes too long")
+        while not lock.acquire(timeout=LOOK_S):
+            self._check_wanted(session)
+            if time.monotonic() > deadline:
+                raise BoxUnavailable("another session makes the same image, and that takes too long")
         try:
             yield
         finally:
@@ -124,13 +161,24 @@ class Setup:
             )
             box = self._engine.start(spec, session=f"{order.session}.setup", generation=order.generation)
             try:
+                with self._guard:
+                    self._active[order.session] = box
+                self._check_wanted(order.session)
                 self._run(box, order, deadline)
                 self._engine.maker.keep(box, like.image, tag, order.session, KEEP_S)
                 self._engine.images.count(tag)
             finally:
+                with self._guard:
+                    self._active[order.session] = None
                 box.close()
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+
+    def _check_wanted(self, session: str) -> None:
+        with self._guard:
+            is_cancelled = session in self._cancelled
+        if is_cancelled:
+            raise BoxUnavailable("the session ended while its image was being made")
 
     def _run(self, box: Box, order: BoxOrder, deadline: float) -> None:
         for number, command in enumerate((*order.extras.setup, CLEAN)):

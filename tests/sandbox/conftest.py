@@ -13,6 +13,7 @@ import docker
 import pytest
 
 from sandbox.box import Box
+from sandbox.container import remove_container
 from sandbox.creation import NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
@@ -93,7 +94,7 @@ def make_engine(
         engine.close()
     for node in nodes:
         for container in docker_client.containers(all=True, filters={"label": f"{NODE_LABEL}={node}-{RUN}"}):
-            docker_client.remove_container(container["Id"], force=True)
+            remove_container(docker_client, container["Id"])
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
 from sandbox.making import MADE_BY_LABEL, MADE_LABEL, MADE_REPOSITORY
 from sandbox.requests import CallMark, RunRequest
+from tests.conftest import Until
 from worker.boxes import NOWHERE, Boxes
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
@@ -197,6 +198,31 @@ def test_a_set_up_that_fails_says_why_and_leaves_nothing(
     assert len(made(client)) == count
     assert not client.containers(all=True, filters={"label": f"sandhog.node={NODE}", "status": "running"})[1:]
     assert not list(failing.dir.glob("setup-*"))
+
+
+def test_a_session_that_ends_while_it_is_set_up_is_not_waited_for(
+    session: Callable[..., Session], client: docker.APIClient, until: Until
+) -> None:
+    there = session(setup=(FRESH, "sleep 1000"))
+    outcome: list[Any] = []
+
+    def start() -> None:
+        try:
+            outcome.append(there.run("true"))
+        except BoxUnavailable as refused:
+            outcome.append(str(refused))
+
+    def running() -> list[Any]:
+        filters = {"label": [f"sandhog.node={NODE}", "sandhog.profile=setup"], "status": "running"}
+        return list(client.containers(filters=filters))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    until(lambda: bool(running()), "set-up runs", 30.0)
+    there.finish()
+    thread.join(30)
+    assert "ended while its image was being made" in outcome[0]
+    assert not running()
 
 
 def test_a_kept_image_is_like_its_base_and_names_no_box(

@@ -15,6 +15,7 @@ from sandbox.egress.rules import BadRule
 from sandbox.egress.settings import EgressSettings
 from sandbox.engine import DockerEngine
 from sandbox.errors import BoxLost
+from sandbox.requests import RunAnswer
 from sandbox.spec import BoxSpec
 from sandbox.wire import STREAMS_MAX
 from tests.sandbox.conftest import shell_of
@@ -111,6 +112,29 @@ def test_a_box_that_is_lost_ends_its_connections(
     until(
         lambda: not any(t.name == f"egress-{box.box_id}" for t in threading.enumerate()), "the carrier's thread ended"
     )
+
+
+def test_a_link_that_breaks_ends_its_connections_and_the_next_one_carries_new_ones(
+    out_box: Box, echo: Echo, talk: Callable[..., str], port: int
+) -> None:
+    outcome: list[RunAnswer] = []
+    head = f"CONNECT site.test:{echo.server_address[1]} HTTP/1.1\r\n\r\n".encode()
+
+    def hold() -> None:
+        outcome.append(python(out_box, f"print(talk({head!r}, wait=60)[:12])"))
+
+    while echo.began.acquire(blocking=False) or echo.ended.acquire(blocking=False):
+        pass
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert echo.began.acquire(timeout=20), "the connection was never made"
+    link = out_box._link
+    assert link is not None
+    link.close()
+    thread.join(20)
+    assert outcome[0].stdout.text() == "b'HTTP/1.1 200'\n", "the client saw the end, and its command was not lost"
+    assert echo.ended.acquire(timeout=20)
+    assert talk(get(f"http://site.test:{port}/")).startswith("HTTP/1.1 200 ")
 
 
 def test_an_adopted_box_keeps_its_list_and_no_more(
