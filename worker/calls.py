@@ -93,11 +93,13 @@ class Calls:
         try:
             self._take_claim(order)
             outcome = self._through_gates(order, joining=False)
+            future.set_result(outcome)
         except BaseException as exc:
+            # With its trace it holds the order: it is let go like an outcome.
             future.set_exception(exc)
             raise
-        future.set_result(outcome)
-        self._keep_outcome(str(order.key))
+        finally:
+            self._keep_outcome(str(order.key))
         return outcome
 
     def join(self, order: CallOrder) -> CallOutcome:

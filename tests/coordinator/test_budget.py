@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import JsonValue
 
 from coordinator.budget import LEAST_BYTES, STEP_BYTES, Answered, answered, refused, within_step
 from coordinator.events import CutInfo
@@ -45,6 +46,15 @@ class TestAnswers:
 
         assert answer.result == RESULT
         assert (answer.time_ms, answer.attempt, answer.cut, answer.note) == (12.5, 2, None, None)
+
+    @pytest.mark.parametrize(
+        "result", [None, {}, {"status": "success", "text": "x", "of_tomorrow": 1}, {"status": "error", "text": ""}]
+    )
+    def test_a_result_that_cannot_be_read_is_an_error_that_says_so(self, result: dict[str, JsonValue] | None) -> None:
+        answer = answered(CALL, CallOutcome(key=KEY, fate=Fate.RAN, result=result), 0)
+
+        assert answer.result.error_code is ErrorCode.INTERNAL_ERROR
+        assert "cannot be read" in (answer.result.error_message or "")
 
     def test_a_call_that_did_not_run_says_that(self) -> None:
         outcome = CallOutcome(key=KEY, fate=Fate.DID_NOT_RUN, reason="The call did not run: the node is gone.")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.collect import ReplyReader
+from coordinator.collect import BLOCK_MS, ReplyReader
 from coordinator.store import connect
 from worker.contract import keys
 from worker.contract.replies import REPLY_FIELD, Reply
@@ -186,3 +186,15 @@ async def test_another_coordinators_replies_are_not_ours(reader: ReplyReader, re
     append(redis_client, "t1", n=1)
 
     assert (await come(future)).result == {"n": 1}
+
+
+@pytest.mark.usefixtures("redis_client")
+async def test_leaving_at_any_moment_ends_the_reader_at_once(redis_url: str) -> None:
+    """The client swallows a cancellation that comes in the moment of an answer."""
+    for turns in range(40):
+        client = connect(redis_url, blocking_s=BLOCK_MS / 1000)
+        async with asyncio.timeout(WAIT_S):
+            async with ReplyReader(client, "c1"):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+        await client.aclose()

@@ -119,6 +119,41 @@ class TestCalls:
         assert await store.is_claimed(KEY)
         assert not await store.is_claimed(KEY.next_attempt())
 
+    async def test_a_fence_is_no_claim(self, store: Store) -> None:
+        await store.fence([KEY])
+
+        assert not await store.is_claimed(KEY)
+
+    async def test_a_cancelled_session_starts_no_other_call_either(
+        self, store: Store, redis_client: redis.Redis
+    ) -> None:
+        await store.begin_step("s1", 1, 1)
+        running, waiting = KEY, KEY.model_copy(update={"index": 1})
+        claim(redis_client, running)
+
+        assert await store.cancel([running]) == [False]
+        assert claim(redis_client, waiting) == b"cancelled", "a node must not go on with the chain's next link"
+        assert await store.cancel([running, waiting]) == [False, True]
+
+    async def test_another_generations_cancel_leaves_the_session_alone(
+        self, store: Store, redis_client: redis.Redis
+    ) -> None:
+        await store.begin_step("s1", 2, 1)
+
+        await store.cancel([KEY])
+
+        assert claim(redis_client, KEY.model_copy(update={"generation": 2})) == b"granted"
+
+    async def test_grants_and_replies_are_taken_back(self, store: Store, redis_client: redis.Redis) -> None:
+        await store.grant("s1", "d1")
+        redis_client.xadd(keys.reply_stream("c1"), {"d": "{}"})
+
+        await store.withdraw_grants("s1", {"d1", "used"})
+        await store.withdraw_grants("s1", set())
+        await store.forget_replies("c1")
+
+        assert redis_client.dbsize() == 0
+
     async def test_forgotten_calls_leave_no_key(self, store: Store, redis_client: redis.Redis) -> None:
         await store.fence([KEY, KEY.next_attempt()])
         await store.forget_calls([KEY, KEY.next_attempt()])
