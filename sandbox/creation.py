@@ -99,10 +99,12 @@ def _ulimits(spec: BoxSpec) -> list[Ulimit]:
     """Limits of each process; those of the whole box are the control group's, where the runtime heeds it."""
     limits = spec.limits
     wanted = {"nofile": limits.open_files, "core": 0}
-    if spec.is_gvisor:
-        # Its kernel counts users of its own, so no other box and nobody on the host is counted with them.
+    if spec.is_gvisor or ("pids" in spec.allow_weak and spec.uid != 0):
+        # gVisor counts users of its own. The host counts all processes of a user, in other boxes too; a copy has
+        # a user of its own.
         wanted["nproc"] = limits.pids
-    if "memory" in spec.allow_weak:
+    if spec.is_gvisor and "memory" in spec.allow_weak:
+        # On runc its own first process would not start under it, and control groups are there.
         wanted["as"] = limits.memory_bytes
     return [Ulimit(name=name, soft=value, hard=value) for name, value in wanted.items()]
 

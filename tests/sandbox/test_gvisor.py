@@ -40,6 +40,12 @@ def test_what_grows_without_end_fills_the_box_only_and_is_ended(fresh_box: Fresh
     assert run("echo fine").stdout.head == b"fine\n"
 
 
+def test_where_memory_may_be_weak_each_process_is_bounded(fresh_box: FreshBox, shell: Shell) -> None:
+    limits = Limits(memory_bytes=512 * MIB)
+    run = shell(fresh_box(runtime=RUNTIME, limits=limits, allow_weak=frozenset({"memory", "cpus"})))
+    assert b"MemoryError" in run("python3 -c 'bytearray(600 << 20)'").stderr.head
+
+
 def test_too_much_memory_loses_the_box_and_says_why(fresh_box: FreshBox, shell: Shell) -> None:
     """Takes half a minute when the engine does not tell of it, so that only the link's silence does."""
     box = fresh_box(runtime=RUNTIME, limits=Limits(memory_bytes=256 * MIB))

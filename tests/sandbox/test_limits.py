@@ -68,6 +68,11 @@ def test_a_full_place_is_an_error_of_the_command_and_named(fresh_box: FreshBox, 
     assert run(f"rm {place}/x; false").full == ()
 
 
+def test_what_may_be_weak_is_bounded_for_each_process_at_least(fresh_box: FreshBox, shell: Shell) -> None:
+    run = shell(fresh_box(623_456, limits=Limits(pids=321), allow_weak=frozenset({"pids"})))
+    assert run("ulimit -u").stdout.head == b"321\n"
+
+
 def test_programs_run_from_tmp_and_home_and_belong_to_the_agent(fresh_box: FreshBox, shell: Shell) -> None:
     run = shell(fresh_box())
     for place in ("/tmp", "$HOME"):
