@@ -129,10 +129,12 @@ class DockerEngine:
             BadRule: a host of its egress cannot be read.
             NoRoom: a disk is nearly full.
             ControlNotEnforced: a control does not hold inside.
-            EngineUnavailable: the engine failed.
+            EngineUnavailable: the engine failed, or all boxes are held (`freeze_all`).
             BoxLost: the box ended before it was ready.
         """
         parse_rules(spec.egress)
+        if self._heart.is_held:
+            raise EngineUnavailable("this node has been cut off for too long to start boxes: others may do so by now")
         places = (self.machine.data_dir, self._settings.records_dir, spec.workspace_dir)
         check_room(places, self._settings.min_free_bytes)
         with self.images.held(spec.image) as image, self._starts:
@@ -277,7 +279,7 @@ class DockerEngine:
                 self._reaper.remove(box_id)
                 continue
             # It stands still if its node was away for long; whether it may go on is asked with the heartbeats.
-            box.wants_frozen = self._heart.is_held
+            box.wants_frozen = False
             adopted.append((record, box))
         self._reaper.drop_orphan_records(living, held)
         return adopted

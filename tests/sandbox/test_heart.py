@@ -9,6 +9,7 @@ import pytest
 
 from sandbox.box import Box
 from sandbox.engine import DockerEngine
+from sandbox.errors import EngineUnavailable
 from sandbox.heart import Standing
 from sandbox.record import BoxRecord
 from sandbox.requests import RunAnswer
@@ -26,8 +27,8 @@ def test_a_box_that_stood_still_goes_on_in_its_nodes_next_life_once_it_is_known_
     make_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, tmp_path: Path,
     until: Until,
 ) -> None:  # fmt: skip
-    first = make_engine("still", tmp_path / "records")
-    spec = make_spec(freeze_s=1)
+    first = make_engine("still", tmp_path / "records", heartbeat_s=0.1)
+    spec = make_spec(freeze_s=2)
     shell(first.start(spec, "s", 1))("(while sleep 0.02; do echo >> ticks; done) >/dev/null 2>&1 & exit 0")
     ticks = spec.workspace_dir / "ticks"
     until(ticks.exists, "it ticks")
@@ -53,15 +54,29 @@ def test_a_box_that_stood_still_goes_on_in_its_nodes_next_life_once_it_is_known_
     box.close()
 
 
-def test_a_box_that_starts_while_its_node_holds_all_stands_still_too(
-    make_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, until: Until
-) -> None:
-    engine = make_engine("held", heartbeat_s=0.1)
+def test_a_node_that_holds_all_starts_none(make_engine: MakeEngine, make_spec: MakeSpec) -> None:
+    engine = make_engine("held")
     engine.freeze_all()
-    box = engine.start(make_spec(), "s", 1)
-    until(lambda: box.is_frozen, "it stands still")
+    with pytest.raises(EngineUnavailable, match="cut off"):
+        engine.start(make_spec(), "s", 1)
 
     engine.release_all()
+
+    engine.start(make_spec(), "s", 1).close()
+
+
+def test_a_box_that_is_adopted_while_its_node_holds_all_stands_still(
+    make_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, tmp_path: Path, until: Until
+) -> None:
+    first = make_engine("adopts", tmp_path / "records")
+    first.start(make_spec(), "s", 1)
+    first.close()
+    second = make_engine("adopts", tmp_path / "records", heartbeat_s=0.1)
+    second.freeze_all()
+    [(_, box)] = second.adopt()
+    until(lambda: box.is_frozen, "it stands still")
+
+    second.release_all()
 
     until(lambda: not box.is_frozen, "it goes on")
     assert shell(box)("echo on").stdout.head == b"on\n"
