@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tools.spilling import SpillFlaw, whereabouts
 from worker.contract.orders import CallKey
+from worker.settings import NodeSettings
 from worker.spill import SpillBounds, SpillFile, Spills
 
 KEY = CallKey(session="s", generation=2, step=3, index=1)
@@ -174,3 +175,13 @@ def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None
     spill.write(b"x")
 
     assert target.read_text() == "mine"
+
+
+def test_the_bounds_are_settings_of_the_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SANDHOG_SPILL_CALL_BYTES", "10")
+    monkeypatch.setenv("SANDHOG_SPILL_SESSION_BYTES", "20")
+
+    settings = NodeSettings(redis_url="redis://here", state_dir=tmp_path)
+
+    assert settings.spill_bounds == SpillBounds(call_bytes=10, session_bytes=20)
+    assert SpillBounds() == SpillBounds(call_bytes=64 * 1024 * 1024, session_bytes=1024 * 1024 * 1024)
