@@ -5,14 +5,13 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
-from coordinator import box_flags
+from coordinator import box_flags, run_flags
 from coordinator.answering import Answer, give, shown, waiting
 from coordinator.breakers import Listing, table
 from coordinator.breakers_command import list_breakers
@@ -23,6 +22,7 @@ from coordinator.explain import explain, rules_of
 from coordinator.kept import find_session
 from coordinator.model import ModelSettings
 from coordinator.result import SessionResult
+from coordinator.run_flags import Approve
 from coordinator.scripted import ScriptedEndpoint
 from coordinator.session import SessionRequest
 from coordinator.settings import Settings
@@ -42,62 +42,25 @@ cli = typer.Typer(
 )
 
 
-class Approve(StrEnum):
-    """Who answers when the policy asks."""
-
-    ASK = "ask"
-    ALWAYS = "always"
-    NEVER = "never"
-    WAIT = "wait"
-
-
 UNASKED = "sandhog: --approve always: whatever is asked about runs on {directory} itself, as with --policy boxed."
-
-PolicyFile = Annotated[
-    Path | None, typer.Option("--policy-file", help="A policy of your own, in TOML (SANDHOG_POLICY_FILE).")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
-Image = Annotated[str | None, typer.Option(help="Image of the box (SANDHOG_IMAGE).", show_default="sandhog-box:latest")]
 
 
 @cli.command()
 def run(
-    prompt: Annotated[str, typer.Argument(help="What the agent is to do; - reads it from standard input.")],
-    workspace: Annotated[Path, typer.Option(help="Directory to work on.")] = Path(),
-    copy: Annotated[bool, typer.Option("--copy", help="Work on a private copy; the result is a patch.")] = False,
-    bind: Annotated[
-        bool, typer.Option("--bind", help="Work on the directory itself, also without a terminal.")
-    ] = False,
-    as_root: Annotated[
-        bool,
-        typer.Option("--as-root", help="Bind a directory that root owns; commands run as root in the box."),
-    ] = False,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Put the patch of a private copy into the directory at the end.")
-    ] = False,
-    image: Image = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="Limits of the box: small, medium, large or your own (SANDHOG_PROFILE).", show_default="medium"
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model name (SANDHOG_MODEL).")] = None,
-    policy: Annotated[
-        Policy | None, typer.Option(help="guarded asks for all but reading; boxed allows.", show_default="by workspace")
-    ] = None,
-    policy_file: PolicyFile = None,
-    approve: Annotated[
-        Approve | None,
-        typer.Option(
-            help="Who answers when the policy asks: you here, always yes, always no, or `sandhog approve`.",
-            show_default="ask on a terminal",
-        ),
-    ] = None,
-    max_steps: Annotated[int, typer.Option(min=1, help="Model replies at most.")] = 50,
-    tools: Annotated[
-        list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
-    ] = None,
+    prompt: run_flags.Prompt,
+    workspace: run_flags.Workspace = Path(),
+    copy: run_flags.Copy = False,
+    bind: run_flags.Bind = False,
+    as_root: run_flags.AsRoot = False,
+    apply: run_flags.Apply = False,
+    image: run_flags.Image = None,
+    profile: run_flags.Profile = None,
+    model: run_flags.Model = None,
+    policy: run_flags.PolicyName = None,
+    policy_file: run_flags.PolicyFile = None,
+    approve: run_flags.Answerer = None,
+    max_steps: run_flags.MaxSteps = 50,
+    tools: run_flags.Tools = None,
     allow_host: box_flags.AllowHost = None,
     env: box_flags.Env = None,
     env_file: box_flags.EnvFile = None,
@@ -107,7 +70,7 @@ def run(
     setup_network: box_flags.SetupNetwork = None,
     setup_file: box_flags.SetupFile = None,
     setup_timeout: box_flags.SetupTimeout = 900.0,
-    json: Json = False,
+    json: run_flags.Json = False,
 ) -> None:
     """Run one session to its end.
 
@@ -151,7 +114,7 @@ def run(
 
 
 @cli.command()
-def demo(image: Image = None, json: Json = False) -> None:
+def demo(image: run_flags.Image = None, json: run_flags.Json = False) -> None:
     """Watch a scripted model mend a small project: the model is scripted, all the rest is real."""
     settings = _settings()
     print(DEMO_NOTICE, file=sys.stderr)
@@ -198,7 +161,7 @@ def apply(
 def explain_command(
     command: Annotated[str | None, typer.Argument(help="A command as the model would give it to Bash.")] = None,
     policy: Annotated[Policy, typer.Option(help="What decides where no rule does.")] = Policy.GUARDED,
-    policy_file: PolicyFile = None,
+    policy_file: run_flags.PolicyFile = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="As for a session that only reads.")] = False,
 ) -> None:
     """Say whether a command would run, and why; without a command, check the policy file and its tests."""
@@ -234,7 +197,7 @@ def approve_command(
 
 
 @cli.command(name="breakers")
-def breakers_command(json: Json = False) -> None:
+def breakers_command(json: run_flags.Json = False) -> None:
     """Show which tools are switched off after faults, and which have faults counted."""
     settings = _settings()
     listed = list_breakers(settings.redis_url, settings.state_dir)

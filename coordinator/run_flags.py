@@ -1,0 +1,52 @@
+"""The flags of `sandhog run` and its kin: what each is called, and what its help says."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from worker.contract.orders import Policy
+
+
+class Approve(StrEnum):
+    """Who answers when the policy asks."""
+
+    ASK = "ask"
+    ALWAYS = "always"
+    NEVER = "never"
+    WAIT = "wait"
+
+
+PolicyFile = Annotated[
+    Path | None, typer.Option("--policy-file", help="A policy of your own, in TOML (SANDHOG_POLICY_FILE).")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
+Image = Annotated[str | None, typer.Option(help="Image of the box (SANDHOG_IMAGE).", show_default="sandhog-box:latest")]
+Prompt = Annotated[str, typer.Argument(help="What the agent is to do; - reads it from standard input.")]
+Workspace = Annotated[Path, typer.Option(help="Directory to work on.")]
+Copy = Annotated[bool, typer.Option("--copy", help="Work on a private copy; the result is a patch.")]
+Bind = Annotated[bool, typer.Option("--bind", help="Work on the directory itself, also without a terminal.")]
+AsRoot = Annotated[
+    bool, typer.Option("--as-root", help="Bind a directory that root owns; commands run as root in the box.")
+]
+Apply = Annotated[bool, typer.Option("--apply", help="Put the patch of a private copy into the directory at the end.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(help="Limits of the box: small, medium, large or your own (SANDHOG_PROFILE).", show_default="medium"),
+]
+Model = Annotated[str | None, typer.Option(help="Model name (SANDHOG_MODEL).", show_default="the endpoint's only one")]
+PolicyName = Annotated[
+    Policy | None, typer.Option(help="guarded asks for all but reading; boxed allows.", show_default="by workspace")
+]
+Answerer = Annotated[
+    Approve | None,
+    typer.Option(
+        help="Who answers when the policy asks: you here, always yes, always no, or `sandhog approve`.",
+        show_default="ask on a terminal",
+    ),
+]
+MaxSteps = Annotated[int, typer.Option(min=1, help="Model replies at most.")]
+Tools = Annotated[
+    list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
+]
