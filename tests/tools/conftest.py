@@ -94,7 +94,12 @@ def tools_box(tools_workspace: Path, tools_session_dir: Path, docker_engine_or_s
     spill = root / "spill"
     folder = guest_folder.install(root / "guest")
     engine = DockerEngine(
-        EngineSettings(node=f"tools-tests-{os.getpid()}", guest_folder=folder, records_dir=root / "records")
+        EngineSettings(
+            node=f"tools-tests-{os.getpid()}",
+            guest_folder=folder,
+            records_dir=root / "records",
+            proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"]),
+        )
     )
     uid = AGENT_UID if os.getuid() == 0 else os.getuid()
     gid = AGENT_UID if os.getuid() == 0 else os.getgid()

@@ -65,7 +65,10 @@ def make(folder: Path, node: str, tmp_path: Path, redis_client: redis.Redis, tol
         return told[-1]
 
     def build(pool: PoolSettings | None = None, idle_s: float = 900.0, places: int = 8, **changes: Any) -> Boxes:
-        settings = EngineSettings(node, folder, tmp_path / "records", standing=standing, heartbeat_s=0.1, **changes)
+        proofs_dir = Path(os.environ["SANDHOG_PROOFS_DIR"])
+        settings = EngineSettings(
+            node, folder, tmp_path / "records", proofs_dir, standing=standing, heartbeat_s=0.1, **changes
+        )
         boxes = Boxes(
             DockerEngine(settings),
             60,

@@ -1,5 +1,6 @@
 """What a node remembers of its calls: real Redis, real engine; the calls are of a tool that no node has."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +29,14 @@ pytestmark = pytest.mark.docker
 @pytest.fixture
 def boxes(tmp_path: Path) -> Iterator[Boxes]:
     folder = guest_folder.install(tmp_path / "guest")
-    boxes = Boxes(DockerEngine(EngineSettings("calls-test", folder, tmp_path / "records")), 30)
+    boxes = Boxes(
+        DockerEngine(
+            EngineSettings(
+                "calls-test", folder, tmp_path / "records", proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"])
+            )
+        ),
+        30,
+    )
     yield boxes
     boxes.close()
 

@@ -70,7 +70,8 @@ def made(client: docker.APIClient) -> list[str]:
 def boxes(tmp_path_factory: pytest.TempPathFactory, client: docker.APIClient) -> Iterator[Boxes]:
     egress = EgressSettings(allow_private=frozenset({"mirror.test"}), resolver=lambda _: ["127.0.0.1"])
     folder = install(tmp_path_factory.mktemp("guest"))
-    engine = DockerEngine(EngineSettings(NODE, folder, tmp_path_factory.mktemp("records"), egress=egress))
+    proofs_dir = Path(os.environ["SANDHOG_PROOFS_DIR"])
+    engine = DockerEngine(EngineSettings(NODE, folder, tmp_path_factory.mktemp("records"), proofs_dir, egress=egress))
     boxes = Boxes(engine, 120, setup=Setup(engine))
     yield boxes
     boxes.close()
