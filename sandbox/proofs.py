@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sandbox import controls
 from sandbox.box import Box
-from sandbox.errors import BoxLost, LossReason, SandboxError
+from sandbox.errors import BoxLost, ControlNotEnforced, LossReason, SandboxError
 from sandbox.guest_folder import command_line
 from sandbox.machine import Machine
 from sandbox.requests import CallMark, RunRequest
@@ -101,14 +101,28 @@ class Proofs:
 
     def _prove(self, spec: BoxSpec, key: dict[str, object], digest: str, future: Future[None]) -> None:
         try:
-            found = self._try(spec)
-            controls.check_tries(replace(spec, limits=_limits(spec)), found)
+            found = self._tried(spec)
             self._store(digest, {"key": key, "limits": asdict(_limits(spec)), "found": found})
         except BaseException as error:
             # Whoever waits for the proof gets it, whatever it is.
             future.set_exception(error)
         else:
             future.set_result(None)
+
+    def _tried(self, spec: BoxSpec) -> Found:
+        """Return what was found once every limit held; a busy machine can blur one measurement, but hardly two.
+
+        Raises:
+            ControlNotEnforced: a limit did not hold twice.
+        """
+        held = replace(spec, limits=_limits(spec))
+        found = self._try(spec)
+        try:
+            controls.check_tries(held, found)
+        except ControlNotEnforced:
+            found = self._try(spec)
+            controls.check_tries(held, found)
+        return found
 
     def _try(self, spec: BoxSpec) -> Found:
         # Closed to others: a set-uid program lies in it for as long as the try takes.
