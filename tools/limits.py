@@ -1,6 +1,6 @@
 """What a command met of its box's limits, in words for the model: answer and facts → **notes** → result."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sandbox.errors import BoxLost, LossReason
 from sandbox.profiles import shown_bytes
@@ -31,11 +31,11 @@ def limit_notes(answer: RunAnswer, facts: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def lost_to_a_limit(lost: BoxLost, facts: Mapping[str, str]) -> str | None:
+def lost_to_a_limit(lost: BoxLost, facts: Callable[[], Mapping[str, str]]) -> str | None:
     """Return why a limit ended the whole box, for the model; None when something else did."""
     match lost.reason:
         case LossReason.OOM:
-            has = f"it has {shown_memory(facts)}, and {IN_MEMORY}"
+            has = f"it has {shown_memory(facts())}, and {IN_MEMORY}"
             return f"The sandbox ran out of memory and ended: {has}. Use less at once."
         case LossReason.DISK:
             return f"The sandbox was ended because it wrote too much: {lost.detail}. Remove what is not needed."

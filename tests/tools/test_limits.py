@@ -42,5 +42,5 @@ def test_a_guest_that_shows_no_limits_is_believed_nothing() -> None:
     ("reason", "words"), [(LossReason.OOM, "it has 2 GiB"), (LossReason.DISK, "wrote 3 GiB"), (LossReason.KILLED, None)]
 )
 def test_a_box_lost_to_a_limit_is_told_with_it(reason: LossReason, words: str | None) -> None:
-    told = lost_to_a_limit(BoxLost(reason, "/workspace: wrote 3 GiB"), FACTS)
+    told = lost_to_a_limit(BoxLost(reason, "/workspace: wrote 3 GiB"), lambda: FACTS)
     assert (told is None) if words is None else (told is not None and words in told)

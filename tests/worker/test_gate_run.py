@@ -152,6 +152,14 @@ def test_a_lost_box_is_told_as_such(run: Callable[..., ToolResult]) -> None:
     assert run(failing(BoxLost(LossReason.ENDED, "gone"))).error_code is ErrorCode.BOX_LOST
 
 
+def test_a_box_lost_to_its_bound_is_a_limit_and_no_fault(run: Callable[..., ToolResult]) -> None:
+    result = run(failing(BoxLost(LossReason.DISK, "/workspace holds 5 GiB")))
+
+    assert result.error_code is ErrorCode.LIMIT_REACHED
+    assert not result.error_code.counts_as_fault
+    assert "/workspace holds 5 GiB" in str(result.error_message)
+
+
 def test_a_result_is_the_tools_no_more(run: Callable[..., ToolResult]) -> None:
     kept: dict[str, JsonValue] = {"list": [1]}
     result = run(lambda _: ToolResult(status="success", text="x", data=kept))

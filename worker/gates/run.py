@@ -72,7 +72,7 @@ class RunGate:
             return within(limit_s, lambda: tool.run(call.arguments, self._context(call, box)), order.tool)
         except BoxLost as exc:
             self._boxes.lost(order.key.session, box, exc)
-            limit = lost_to_a_limit(exc, box.info.facts)
+            limit = lost_to_a_limit(exc, lambda: box.info.facts)
             if limit is not None:
                 return ToolResult.failure(
                     ErrorCode.LIMIT_REACHED,
