@@ -162,6 +162,7 @@ def test_a_guest_that_breaks_the_rules_loses_its_box_alone(make: Make, lie: Scri
         assert tracemalloc.get_traced_memory()[1] < BOUND_BYTES
     finally:
         tracemalloc.stop()
+    assert container.connections == 1, "it was seen at once, not by waiting for it"
     assert run(honest).stdout.head == b"hi"
 
 
@@ -217,6 +218,7 @@ def test_answers_to_calls_that_were_answered_are_let_pass_within_bounds(make: Ma
         assert tracemalloc.get_traced_memory()[1] < BOUND_BYTES
     finally:
         tracemalloc.stop()
+    assert container.connections == 1, "too much of it was seen, not an answer waited for"
 
 
 @pytest.mark.usefixtures("impatient")
