@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, replace
@@ -43,6 +44,8 @@ BEYOND = {
 LIFETIME_S = 120
 TRIES_TIMEOUT_MS = 60_000
 FORMAT = 1
+PREFIX = "sandhog-canary-"
+STALE_S = 3600
 
 Found = dict[str, float | str]
 
@@ -126,7 +129,8 @@ class Proofs:
 
     def _try(self, spec: BoxSpec) -> Found:
         # Closed to others: a set-uid program lies in it for as long as the try takes.
-        base = Path(tempfile.mkdtemp(prefix="sandhog-canary-"))
+        _drop_stale()
+        base = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
             workspace, spill = base / "workspace", base / "spill"
             for directory in (workspace, spill):
@@ -176,6 +180,17 @@ class Proofs:
         except OSError:
             # It holds for this process all the same.
             return
+
+
+def _drop_stale() -> None:
+    """Remove what a process that was killed left behind."""
+    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            status = left.lstat()
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S:
+                shutil.rmtree(left, ignore_errors=True)
+        except OSError:
+            continue
 
 
 def _limits(spec: BoxSpec) -> Limits:
