@@ -64,6 +64,7 @@ class ProcessContainer:
         home.mkdir()
         place = {
             "number": self.number,
+            "folder": str(self.folder),
             "dead_man_s": spec.dead_man_s,
             "freeze_s": spec.freeze_s,
             "workspace": str(spec.workspace_dir.absolute()),

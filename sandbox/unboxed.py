@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import posix
+import shutil
 import signal
 import sys
 from typing import Any
@@ -53,7 +54,7 @@ def spawn(place: dict[str, Any]) -> None:
     # As the init of a box: who loses its parent becomes ours, and is reaped.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     spawner = UnboxedSpawner(number, place["dead_man_s"])
-    signal.signal(signal.SIGALRM, lambda *_: end(number, 1))
+    signal.signal(signal.SIGALRM, lambda *_: end_for_good(place))
     command = [sys.executable, "-S", "-m", "sandbox.unboxed", "guest", sys.argv[2]]
     spawner.start_guest([os.fsencode(word) for word in command])
     spawner.serve()
@@ -64,6 +65,13 @@ def end(number: int, code: int) -> None:
     """End the box with all its commands; the guest ends by itself when this process does."""
     kill_processes(number, is_own_spared=True)
     os._exit(code)
+
+
+def end_for_good(place: dict[str, Any]) -> None:
+    """End a box that nobody holds any more: nobody else would remove its folder."""
+    kill_processes(place["number"], is_own_spared=True)
+    shutil.rmtree(place["folder"], ignore_errors=True)
+    os._exit(1)
 
 
 def serve(place: dict[str, Any], spawner_fd: int) -> None:

@@ -110,9 +110,12 @@ def test_without_heartbeats_it_ends_by_itself_with_its_commands(
 ) -> None:
     engine = ProcessEngine("n", tmp_path / "records", allow_no_isolation=True, heartbeat_s=1000)
     box = engine.start(BoxSpec(**{**vars(spec), "dead_man_s": 1}), "s", 1)
+    folder = folder_of(box, engine)
     shell(box)("setsid sleep 100 &")
+    assert folder.exists()
     assert of(box) != {}
     until(lambda: of(box) == {}, "nothing of it runs")
+    assert not folder.exists()
     engine.close()
     assert engine.sweep() == 1
     assert engine.records() == []
