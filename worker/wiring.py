@@ -196,7 +196,8 @@ def _reach_redis(redis_url: str) -> redis.Redis:
             client.ping()
             return client
         except redis.RedisError as exc:
-            if time.monotonic() > deadline:
+            # What it refuses now, such as for want of room on its disk, it refuses in a moment too.
+            if isinstance(exc, redis.ResponseError) or time.monotonic() > deadline:
                 words = f"Redis at SANDHOG_REDIS_URL does not answer: {exc}. Start it or correct the URL."
                 raise NodeMisconfigured(words) from exc
             time.sleep(0.02)
