@@ -5,6 +5,7 @@ The lease says that this incarnation is alive; its absence is never taken as pro
 
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -135,3 +136,8 @@ def watch_owner(owner_fd: int, on_end: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=wait, name="owner-watch", daemon=True)
     thread.start()
     return thread
+
+
+def is_owner_gone(owner_fd: int) -> bool:
+    """Return whether the owner's end of the pipe is closed; nothing is ever written to it."""
+    return bool(select.select([owner_fd], [], [], 0)[0])

@@ -32,7 +32,7 @@ from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
 from worker.machine import build
-from worker.node import Lease, watch_owner
+from worker.node import Lease, is_owner_gone, watch_owner
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
@@ -41,6 +41,7 @@ from worker.spill import Spills
 log = logging.getLogger(__name__)
 
 REDIS_WAIT_S = 15.0
+OWNER_END_S = 10.0
 
 SPARE_THREADS = 8
 """Threads beside the lanes, for joins, preparations and ends of sessions: they must not wait behind long calls."""
@@ -57,8 +58,24 @@ def run_node(settings: NodeSettings) -> None:
     Raises:
         NodeMisconfigured: Redis, the engine, the volume or the own tools cannot be used; the message says what to do.
     """
+    client = connect(settings.redis_url)
+    end = _End(client, settings.run_dir if settings.owner_fd is not None else None)
+    if settings.owner_fd is None:
+        _run_to_end(settings, client, end)
+        return
+    # Before anything that may take long or fail: nobody else ends the owner's Redis once the owner is gone.
+    watcher = watch_owner(settings.owner_fd, end.by_owner)
+    try:
+        _run_to_end(settings, client, end)
+    except NodeMisconfigured:
+        if is_owner_gone(settings.owner_fd):
+            watcher.join(OWNER_END_S)
+        raise
+
+
+def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> None:
     loaded = _load_tools(settings)
-    client = _reach_redis(settings.redis_url)
+    _reach_redis(client)
     machine = build(settings, client)
     boxes = machine.boxes
     life = NodeLife(
@@ -77,9 +94,7 @@ def run_node(settings: NodeSettings) -> None:
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
-    end = _End(boxes, own, client, settings.run_dir if settings.owner_fd is not None else None)
-    if settings.owner_fd is not None:
-        watch_owner(settings.owner_fd, end.by_owner)
+    end.takes(boxes, own)
     lease.start()
     machine.upkeep.add("lanes", lanes.look)
     machine.upkeep.start()
@@ -150,13 +165,20 @@ def _celery_worker(settings: NodeSettings, calls: Calls, boxes: Boxes) -> Any:
 class _End:
     """Closes what the node owns exactly once, whoever asks first: the owner's watcher or the main thread."""
 
-    def __init__(self, boxes: Boxes, own: OwnTools, client: redis.Redis, run_dir: Path | None) -> None:
-        self._boxes = boxes
-        self._own = own
+    def __init__(self, client: redis.Redis, run_dir: Path | None) -> None:
+        self._boxes: Boxes | None = None
+        self._own: OwnTools | None = None
         self._redis = client
         self._run_dir = run_dir
         self._once = threading.Lock()
         self._closed = False
+
+    def takes(self, boxes: Boxes, own: OwnTools) -> None:
+        """Close these at the end, or now if that has come already."""
+        with self._once:
+            self._boxes, self._own = boxes, own
+            if self._closed:
+                self._close()
 
     def by_owner(self) -> None:
         """Close everything at once, also under running calls: nobody is left to want their answers."""
@@ -167,9 +189,13 @@ class _End:
                 # Redis and the directory were the owner's; nobody else is left to end them.
                 try:
                     self._redis.shutdown(nosave=True)
-                except redis.RedisError as exc:
+                    shutil.rmtree(self._run_dir, ignore_errors=True)
+                except redis.ConnectionError as exc:
                     log.info("Redis was gone already", extra={"error": str(exc)})
-                shutil.rmtree(self._run_dir, ignore_errors=True)
+                    shutil.rmtree(self._run_dir, ignore_errors=True)
+                except redis.RedisError as exc:
+                    # The next command's sweep ends it, by what the directory says of it.
+                    log.error("Redis does not end", extra={"error": str(exc)})
                 # Nothing is left to end, and Celery would look for its broker for another second.
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -177,24 +203,27 @@ class _End:
     def close(self) -> None:
         """End the calls of own tools, and the boxes."""
         with self._once:
-            if self._closed:
-                return
-            self._closed = True
-            try:
+            if not self._closed:
+                self._closed = True
+                self._close()
+
+    def _close(self) -> None:
+        try:
+            if self._own is not None:
                 self._own.close()
-            except OSError as exc:
-                log.warning("the own tools' directory was left", extra={"error": str(exc)})
+        except OSError as exc:
+            log.warning("the own tools' directory was left", extra={"error": str(exc)})
+        if self._boxes is not None:
             self._boxes.close()
 
 
-def _reach_redis(redis_url: str) -> redis.Redis:
-    """Return a client of a Redis that answers; one that is just starting is waited for."""
-    client = connect(redis_url)
+def _reach_redis(client: redis.Redis) -> None:
+    """Come back when Redis answers; one that is just starting is waited for."""
     deadline = time.monotonic() + REDIS_WAIT_S
     while True:
         try:
             client.ping()
-            return client
+            return
         except redis.RedisError as exc:
             # What it refuses now, such as for want of room on its disk, it refuses in a moment too.
             if isinstance(exc, redis.ResponseError) or time.monotonic() > deadline:

@@ -316,3 +316,28 @@ def test_a_workspace_that_vanishes_ends_in_order(state_dir: Path, project: Path,
     assert result["status"] == "completed", result
     assert "Traceback" not in err
     assert leftovers(state_dir) == []
+
+
+def test_a_command_that_is_killed_while_its_worker_refuses_to_start_leaves_no_redis(
+    state_dir: Path, project: Path, until: Until
+) -> None:
+    with running([Turn("done")], state_dir, *boxed(project), DOCKER_HOST="unix:///nowhere") as process:
+        until(lambda: bool(list((state_dir / "runs").glob("*/worker.log"))), "the worker begins", 30)
+        until(lambda: len(embedded_pids(state_dir)) == 2, "it is written down")
+        _, worker_pid = embedded_pids(state_dir)
+        os.kill(worker_pid, signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        assert any(one.startswith("process") for one in leftovers(state_dir)), "worker or Redis is alive"
+        os.kill(worker_pid, signal.SIGCONT)
+        until(lambda: leftovers(state_dir) == [], "nothing is left", 30)
+        until(lambda: not any_redis_below(state_dir), "not even Redis", 10)
+
+
+def any_redis_below(directory: Path) -> bool:
+    """Whether a process has its working directory there."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and (process / "cwd").readlink().is_relative_to(directory):
+                return True
+    return False
