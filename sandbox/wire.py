@@ -210,7 +210,9 @@ class Decoder:
                 break
             body_start = position + _PREFIX.size + head_size
             head = _parse_head(bytes(buffer[position + _PREFIX.size : body_start]))
-            frames.append(Frame(head, bytes(buffer[body_start : position + whole])))
+            # By a view: a slice of the buffer would be a copy of its own beside the body.
+            with memoryview(buffer) as view:
+                frames.append(Frame(head, bytes(view[body_start : position + whole])))
             position += whole
             self._needed = _PREFIX.size
         if position:
