@@ -124,7 +124,7 @@ def end(how: str) -> str:
         case "surrogate":
             return "\ud800"
         case "close":
-            os.closerange(3, 100)
+            os.closerange(3, 4096)
             return "closed"
         case "thread":
             threading.Thread(target=time.sleep, args=(300,)).start()
