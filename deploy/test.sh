@@ -18,6 +18,19 @@ step() {
     "$@" || failed+=("$name")
 }
 
+# run_tests PYTHON ARGUMENT …: real engines, signals and leases on a busy machine can fail a test once. A few that
+# fail are run once more, by themselves, and named as such: a test that is broken fails again.
+run_tests() {
+    local python=$1 code=0 count
+    shift
+    "$python" -m pytest -q --durations=10 "$@" || code=$?
+    [ "$code" -eq 1 ] || return "$code"
+    count=$("$python" -c 'import json; print(len(json.load(open(".pytest_cache/v/cache/lastfailed"))))') || return 1
+    [ "$count" -le 3 ] || return 1
+    say "$count failed and are run once more; if they pass now, they are unsteady and named above"
+    "$python" -m pytest -q -ra --last-failed --last-failed-no-failures none "$@"
+}
+
 main() {
     bash "$DEPLOY/setup.sh" --dev
     cd "$DEPLOY/.."
@@ -31,7 +44,7 @@ main() {
     # pytest's closing line is the last of all, so the other failures are named before it.
     if [ ${#failed[@]} -gt 0 ]; then say "FAILED so far: ${failed[*]}"; fi
     say "tests"
-    "$bin/python" -m pytest -q --durations=10 "$@" || failed+=(tests)
+    run_tests "$bin/python" "$@" || failed+=(tests)
     [ ${#failed[@]} -eq 0 ]
 }
 
