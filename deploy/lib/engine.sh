@@ -61,8 +61,18 @@ wait_for_engine() {
     done
 }
 
+# lives PID: true when there is such a process and it has not ended; one that ended stays listed until it is waited for.
+lives() { grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"; }
+
 # is_running NAME: true when a process of this name lives.
-is_running() { grep -qsx "$1" /proc/[0-9]*/comm; }
+is_running() {
+    local found
+    while read -r found; do
+        found=${found#/proc/}
+        if lives "${found%/comm}"; then return 0; fi
+    done < <(grep -lsx "$1" /proc/[0-9]*/comm)
+    return 1
+}
 
 start_engine() {
     say "starting the Docker engine"
@@ -108,7 +118,7 @@ clear_stale_files() {
 # holds_pid NAME FILE: true when a process of this name has the number in the file.
 holds_pid() {
     local pid
-    pid=$(cat "$2" 2>/dev/null) && [ -n "$pid" ] && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$1" ]
+    pid=$(cat "$2" 2>/dev/null) && [ -n "$pid" ] && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$1" ] && lives "$pid"
 }
 
 # mount_cgroups: a machine without an init system may not have done it.
