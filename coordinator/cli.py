@@ -11,24 +11,24 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from coordinator import box_flags, run_flags
-from coordinator.answering import Answer, give, shown, waiting
-from coordinator.breakers import Listing, table
-from coordinator.breakers_command import list_breakers
-from coordinator.command import Command, check_directory, own_tools, run_command
-from coordinator.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
+from coordinator.commands import box_flags, run_flags
+from coordinator.commands.answering import Answer, give, shown, waiting
+from coordinator.commands.breakers import list_breakers
+from coordinator.commands.demo import DEMO_MODEL, DEMO_NOTICE, DEMO_PROMPT, copy_demo_project, demo_script
+from coordinator.commands.explain import explain, rules_of
+from coordinator.commands.kept import find_session
+from coordinator.commands.run import Command, check_directory, own_tools, run_command
+from coordinator.commands.run_flags import Approve
+from coordinator.commands.terminal import is_terminal
+from coordinator.endpoint.model import ModelSettings
+from coordinator.endpoint.scripted import ScriptedEndpoint
 from coordinator.errors import ConfigError, SandhogError
-from coordinator.explain import explain, rules_of
-from coordinator.kept import find_session
-from coordinator.model import ModelSettings
-from coordinator.result import SessionResult
-from coordinator.run_flags import Approve
-from coordinator.scripted import ScriptedEndpoint
-from coordinator.session import SessionRequest
+from coordinator.session.breakers import Listing, table
+from coordinator.session.result import SessionResult
+from coordinator.session.runner import SessionRequest
+from coordinator.session.workspace_choice import Chosen, Wanted, choose
 from coordinator.settings import Settings
-from coordinator.terminal import is_terminal
 from coordinator.visible import visible, visible_line
-from coordinator.workspace_choice import Chosen, Wanted, choose
 from tools.permission import Policy as ToolPolicy
 from tools.permission import Terms
 from worker.contract.orders import Policy, WorkspaceMode

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from coordinator.approval_requests import Requests
-from coordinator.breakers import Breakers
-from coordinator.collect import BLOCK_MS, ReplyReader
-from coordinator.dispatch import Dispatcher
-from coordinator.execute import Executor
-from coordinator.placement import Placement
-from coordinator.session import Cluster
-from coordinator.settle import Settler
-from coordinator.store import Store, connect
-from coordinator.watch import Watch
+from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.collect import BLOCK_MS, ReplyReader
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.execute import Executor
+from coordinator.cluster.placement import Placement
+from coordinator.cluster.settle import Settler
+from coordinator.cluster.store import Store, connect
+from coordinator.cluster.watch import Watch
+from coordinator.session.breakers import Breakers
+from coordinator.session.runner import Cluster
 from tools.loading import LoadedTools, load_tools
 from worker.app import create_app
 

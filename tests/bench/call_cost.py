@@ -22,10 +22,10 @@ import docker
 from docker.models.containers import Container
 from redis.exceptions import RedisError
 
+from coordinator.cluster.execute import Job
 from coordinator.embedded import Embedded
-from coordinator.execute import Job
-from coordinator.partition import Travel
-from coordinator.session import Cluster, new_session_id
+from coordinator.session.partition import Travel
+from coordinator.session.runner import Cluster, new_session_id
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
 from sandbox import guest_folder

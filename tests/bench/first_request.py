@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.scripted import ScriptedEndpoint, Turn
+from coordinator.endpoint.scripted import ScriptedEndpoint, Turn
 
 START = "from coordinator.start import main; main()"
 

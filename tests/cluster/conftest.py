@@ -14,16 +14,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from coordinator.approvals import Always, Approver
 from coordinator.embedded import Embedded
-from coordinator.events import Event
-from coordinator.model import ModelClient, ModelSettings
-from coordinator.result import SessionResult
-from coordinator.scripted import Script, ScriptedEndpoint
-from coordinator.session import LOCAL, Cluster, SessionRequest, SessionRunner
+from coordinator.endpoint.model import ModelClient, ModelSettings
+from coordinator.endpoint.scripted import Script, ScriptedEndpoint
+from coordinator.session.approvals import Always, Approver
+from coordinator.session.events import Event
+from coordinator.session.result import SessionResult
+from coordinator.session.runner import LOCAL, Cluster, SessionRequest, SessionRunner
+from coordinator.session.workspace_choice import Wanted, choose
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
-from coordinator.workspace_choice import Wanted, choose
 from worker.contract.orders import Policy
 
 AGENT_UID = 54_321

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from coordinator.embedded import Embedded
-from coordinator.scripted import ScriptedCall, Turn
-from coordinator.session import Cluster
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.runner import Cluster
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Stage, answers
 

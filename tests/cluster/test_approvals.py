@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.answering import waiting
-from coordinator.approval_requests import Requests
-from coordinator.approvals import Decided, Elsewhere
-from coordinator.ceilings import Ceiling
+from coordinator.cluster.approval_requests import Requests
+from coordinator.commands.answering import waiting
 from coordinator.embedded import Embedded
+from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError
-from coordinator.events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
-from coordinator.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.session import Cluster
-from coordinator.transcript import read_transcript
+from coordinator.session.approvals import Decided, Elsewhere
+from coordinator.session.ceilings import Ceiling
+from coordinator.session.events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
+from coordinator.session.runner import Cluster
+from coordinator.session.transcript import read_transcript
 from tools.policy_file import read_policy
 from tools.registry import builtin_registry
 from worker.contract import keys

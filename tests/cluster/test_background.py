@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.embedded import Embedded
-from coordinator.scripted import ScriptedCall, Turn
+from coordinator.endpoint.scripted import ScriptedCall, Turn
 
 pytestmark = pytest.mark.docker
 

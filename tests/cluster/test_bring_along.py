@@ -11,7 +11,7 @@ from typing import Any
 import docker
 import pytest
 
-from coordinator.scripted import Script, ScriptedCall, Turn
+from coordinator.endpoint.scripted import Script, ScriptedCall, Turn
 from sandbox.making import MADE_BY_LABEL
 from tests.cluster.test_command_line import ended, leftovers, running
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
+from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.test_command_line import SANDHOG, SECRET, ended, leftovers, running
 
 pytestmark = pytest.mark.docker

@@ -15,7 +15,7 @@ from typing import Any
 import docker
 import pytest
 
-from coordinator.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
+from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 
 pytestmark = pytest.mark.docker
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.history import validate
-from coordinator.scripted import ScriptedCall, Turn
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.history import validate
 
 pytestmark = pytest.mark.docker
 

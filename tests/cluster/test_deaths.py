@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from coordinator.embedded import Embedded
-from coordinator.events import CallFinished, ModelReplied
-from coordinator.scripted import ScriptedCall, Turn
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.events import CallFinished, ModelReplied
 from worker.contract import keys
 
 pytestmark = pytest.mark.docker

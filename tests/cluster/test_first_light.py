@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from coordinator.embedded import Embedded
-from coordinator.events import CallFinished, CallStarted
-from coordinator.history import validate
-from coordinator.scripted import ScriptedCall, Turn
-from coordinator.transcript import read_transcript
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.events import CallFinished, CallStarted
+from coordinator.session.history import validate
+from coordinator.session.transcript import read_transcript
 from worker.contract import keys
 
 pytestmark = pytest.mark.docker

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.breakers import table
-from coordinator.breakers_command import list_breakers
+from coordinator.commands.breakers import list_breakers
 from coordinator.embedded import Embedded
-from coordinator.events import Notice, SessionEnded
-from coordinator.scripted import ScriptedCall, Turn
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.breakers import table
+from coordinator.session.events import Notice, SessionEnded
 from worker.contract import breaker, keys
 from worker.contract.breaker import Phase
 

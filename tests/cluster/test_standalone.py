@@ -16,9 +16,9 @@ import pytest
 import redis
 
 from coordinator.embedded import redis_server_binary
-from coordinator.events import CallStarted, ModelReplied
-from coordinator.scripted import ScriptedCall, Turn
-from coordinator.transcript import read_transcript
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.events import CallStarted, ModelReplied
+from coordinator.session.transcript import read_transcript
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Stage, answers, leftover_containers
 from worker.contract import keys

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import redis
 
-from coordinator.approval_requests import Requests
-from coordinator.approvals import Always, Approvals, Approver, Decided, Elsewhere, Lasting, Never, full_text
-from coordinator.events import ApprovalAnswered, ApprovalAsked, Event
-from coordinator.plan import PlannedCall, plan
-from coordinator.reply import RawCall
-from coordinator.store import connect
+from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.store import connect
+from coordinator.endpoint.reply import RawCall
+from coordinator.session.approvals import Always, Approvals, Approver, Decided, Elsewhere, Lasting, Never, full_text
+from coordinator.session.events import ApprovalAnswered, ApprovalAsked, Event
+from coordinator.session.plan import PlannedCall, plan
 from tools.permission import GUARDED, Terms, decide
 from tools.registry import builtin_registry
 from worker.contract import keys

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.box_flags import box_options
-from coordinator.box_options import inside, read_env, read_files, read_hosts
+from coordinator.commands.box_flags import box_options
 from coordinator.errors import ConfigError
+from coordinator.session.box_options import inside, read_env, read_files, read_hosts
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras
 
 VALUE = "value-that-is-secret"

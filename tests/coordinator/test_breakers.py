@@ -11,9 +11,9 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from coordinator.breakers import Breakers, Listed, ShownTools, table
-from coordinator.events import Event, Notice
-from coordinator.store import Store, connect
+from coordinator.cluster.store import Store, connect
+from coordinator.session.breakers import Breakers, Listed, ShownTools, table
+from coordinator.session.events import Event, Notice
 from tools.registry import Registry, builtin_registry
 from worker.contract import breaker, keys, metadata
 from worker.contract.breaker import Ending, Phase

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from coordinator.budget import LEAST_BYTES, STEP_BYTES, Answered, answered, refused, within_step
-from coordinator.events import CutInfo
-from coordinator.plan import PlannedCall
+from coordinator.session.budget import LEAST_BYTES, STEP_BYTES, Answered, answered, refused, within_step
+from coordinator.session.events import CutInfo
+from coordinator.session.plan import PlannedCall
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from worker.contract.orders import CallKey, CallOutcome, CutNote, Fate
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
 from coordinator.errors import ConfigError
+from coordinator.session.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
 from tools.registry import builtin_registry
 from worker.contract.orders import Policy
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import redis
 
-from coordinator.collect import BLOCK_MS, ReplyReader
-from coordinator.store import connect
+from coordinator.cluster.collect import BLOCK_MS, ReplyReader
+from coordinator.cluster.store import connect
 from worker.contract import keys
 from worker.contract.replies import REPLY_FIELD, Reply
 

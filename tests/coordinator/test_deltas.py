@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.deltas import ReplyGatherer, gather_unstreamed, parse_chunk
+from coordinator.endpoint.deltas import ReplyGatherer, gather_unstreamed, parse_chunk
+from coordinator.endpoint.reply import ModelReply, RawCall, Usage
+from coordinator.endpoint.sse import SseDecoder
 from coordinator.errors import ModelRefused, ModelUnavailable, ReplyBroken
-from coordinator.reply import ModelReply, RawCall, Usage
-from coordinator.sse import SseDecoder
 
 
 def gathered(*chunks: dict[str, Any]) -> ModelReply:

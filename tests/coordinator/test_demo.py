@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.demo import DEMO_PROMPT, copy_demo_project, demo_script, report
-from coordinator.history import History
-from coordinator.model import ModelClient, ModelSettings
-from coordinator.reply import RawCall
-from coordinator.scripted import ScriptedEndpoint
+from coordinator.commands.demo import DEMO_PROMPT, copy_demo_project, demo_script, report
+from coordinator.endpoint.model import ModelClient, ModelSettings
+from coordinator.endpoint.reply import RawCall
+from coordinator.endpoint.scripted import ScriptedEndpoint
+from coordinator.session.history import History
 
 Run = Callable[[str, dict[str, Any]], dict[str, Any]]
 

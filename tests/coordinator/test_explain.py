@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.cli import cli
+from coordinator.commands.explain import explain, rules_of
 from coordinator.errors import ConfigError
-from coordinator.explain import explain, rules_of
 from tools.permission import GUARDED
 from tools.registry import builtin_registry
 

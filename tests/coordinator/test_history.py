@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.errors import HistoryInvalid
-from coordinator.history import History, settle_ids, validate
-from coordinator.reply import ModelReply, RawCall
+from coordinator.session.history import History, settle_ids, validate
 
 USER = {"role": "user", "content": "go"}
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from coordinator.marking import BAR, DOT, marked_lines
+from coordinator.commands.marking import BAR, DOT, marked_lines
 
 
 def test_the_part_is_marked_below_it() -> None:

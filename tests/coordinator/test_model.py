@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from coordinator.endpoint.model import ModelClient, ModelSettings, Retry
+from coordinator.endpoint.reply import ModelReply, RawCall, Usage
+from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
-from coordinator.model import ModelClient, ModelSettings, Retry
-from coordinator.reply import ModelReply, RawCall, Usage
-from coordinator.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 
 MESSAGES = [{"role": "user", "content": "go"}]
 TOOLS = [{"type": "function", "function": {"name": "Read", "parameters": {"type": "object"}}}]

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from coordinator.endpoint.model import ModelSettings
+from coordinator.endpoint.model_choice import DEFAULT_MODEL, choose_model
+from coordinator.endpoint.scripted import ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError
-from coordinator.model import ModelSettings
-from coordinator.model_choice import DEFAULT_MODEL, choose_model
-from coordinator.scripted import ScriptedEndpoint, Turn
 
 
 @contextmanager

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.partition import Stretch, Travel, batches, stretches
-from coordinator.plan import PlannedCall, plan
-from coordinator.reply import RawCall
+from coordinator.endpoint.reply import RawCall
+from coordinator.session.partition import Stretch, Travel, batches, stretches
+from coordinator.session.plan import PlannedCall, plan
 from tools.registry import builtin_registry
 
 ARGUMENTS = {

@@ -6,9 +6,9 @@ import time
 import pytest
 import redis.exceptions
 
-from coordinator import patience
+from coordinator.cluster import patience
+from coordinator.cluster.patience import patiently
 from coordinator.errors import RedisLost
-from coordinator.patience import patiently
 
 
 async def test_it_asks_until_there_is_an_answer() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coordinator.plan import SUMMARY_CHARS, PlannedCall, plan, summarise
-from coordinator.reply import RawCall
+from coordinator.endpoint.reply import RawCall
+from coordinator.session.plan import SUMMARY_CHARS, PlannedCall, plan, summarise
 from tools.base import ErrorCode, RunContext, Tool, ToolFailure, ToolResult
 from tools.own import BareParameters
 from tools.registry import Registry, builtin_registry

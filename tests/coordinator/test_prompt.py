@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.prompt import PromptFacts, system_prompt
+from coordinator.session.prompt import PromptFacts, system_prompt
 
 
 def test_a_copy_and_a_bound_directory_are_told_apart() -> None:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn, load_script, step_of
 from coordinator.errors import ConfigError
-from coordinator.scripted import ScriptedCall, ScriptedEndpoint, Turn, load_script, step_of
 
 USER = {"role": "user", "content": "go"}
 SCRIPT = [Turn("first", (ScriptedCall("Read", {"path": "x"}),)), Turn("second")]
@@ -176,7 +176,7 @@ def test_it_is_also_a_program(tmp_path: Path) -> None:
     path = tmp_path / "script.json"
     path.write_text(json.dumps([{"text": "hello"}]))
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "coordinator.scripted", "--script", str(path)]
+    command = [sys.executable, "-m", "coordinator.endpoint.scripted", "--script", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None

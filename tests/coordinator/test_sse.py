@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.sse import MAX_EVENT_BYTES, SseDecoder, SseTooLarge
+from coordinator.endpoint.sse import MAX_EVENT_BYTES, SseDecoder, SseTooLarge
 
 
 def decoded(*received: bytes) -> list[str]:

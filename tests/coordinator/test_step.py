@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from coordinator.approval_requests import Requests
-from coordinator.approvals import Approvals, Never
-from coordinator.collect import ReplyReader
-from coordinator.coordinator_tools import HomeCall, HomeTool
-from coordinator.dispatch import Dispatcher
-from coordinator.events import CallFinished, CallStarted, Event, TodosWritten
-from coordinator.execute import Executor
-from coordinator.partition import Travel, batches, stretches
-from coordinator.plan import PlannedCall, plan
-from coordinator.reply import RawCall
-from coordinator.seat import Seat
-from coordinator.settle import Settler
-from coordinator.step import StepRunner
-from coordinator.store import Store, connect
-from coordinator.watch import Watch
+from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.collect import ReplyReader
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.execute import Executor
+from coordinator.cluster.seat import Seat
+from coordinator.cluster.settle import Settler
+from coordinator.cluster.store import Store, connect
+from coordinator.cluster.watch import Watch
+from coordinator.endpoint.reply import RawCall
+from coordinator.session.approvals import Approvals, Never
+from coordinator.session.events import CallFinished, CallStarted, Event, TodosWritten
+from coordinator.session.home_tools import HomeCall, HomeTool
+from coordinator.session.partition import Travel, batches, stretches
+from coordinator.session.plan import PlannedCall, plan
+from coordinator.session.step import StepRunner
 from tools.base import ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
 from tools.policy_file import read_policy
 from tools.registry import Registry, builtin_registry

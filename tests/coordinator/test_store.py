@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from coordinator.store import Store, connect
+from coordinator.cluster.store import Store, connect
 from worker.contract import keys, scripts
 from worker.contract.orders import CallKey, NodeLife
 

@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from coordinator.approvals import Decided
-from coordinator.terminal import TerminalApprover, is_terminal
+from coordinator.commands.terminal import TerminalApprover, is_terminal
+from coordinator.session.approvals import Decided
 from worker.contract.approvals import ApprovalRequest
 
 REQUEST = ApprovalRequest(session="s", step=1, index=0, tool="Bash", digest="d", text="make", reason="why")

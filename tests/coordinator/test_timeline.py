@@ -11,8 +11,10 @@ from typing import TextIO
 
 import pytest
 
-from coordinator import wording
-from coordinator.events import (
+from coordinator.commands import wording
+from coordinator.commands.timeline import Timeline
+from coordinator.endpoint.reply import RawCall, Usage
+from coordinator.session.events import (
     ApprovalAnswered,
     ApprovalAsked,
     BoxReplaced,
@@ -29,8 +31,6 @@ from coordinator.events import (
     TodoItem,
     TodosWritten,
 )
-from coordinator.reply import RawCall, Usage
-from coordinator.timeline import Timeline
 
 STARTED = SessionStarted(
     session_id="s-1",

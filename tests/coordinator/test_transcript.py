@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.endpoint.reply import RawCall, Usage
 from coordinator.errors import TranscriptError
-from coordinator.events import (
+from coordinator.session.events import (
     CallFinished,
     CutInfo,
     Event,
@@ -23,9 +24,8 @@ from coordinator.events import (
     StepStarted,
     TextDelta,
 )
-from coordinator.redact import Redactor
-from coordinator.reply import RawCall, Usage
-from coordinator.transcript import Transcript, read_transcript, segment_path
+from coordinator.session.redact import Redactor
+from coordinator.session.transcript import Transcript, read_transcript, segment_path
 
 EVENTS: list[Event] = [
     StepStarted(step=1),

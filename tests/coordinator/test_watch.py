@@ -7,8 +7,8 @@ import pytest
 import redis
 from redis.exceptions import RedisError
 
-from coordinator.store import Store, connect
-from coordinator.watch import EVERY_S, NodeHealth, Watch
+from coordinator.cluster.store import Store, connect
+from coordinator.cluster.watch import EVERY_S, NodeHealth, Watch
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.workspace_choice import Wanted, choose
+from coordinator.session.workspace_choice import Wanted, choose
 from worker.contract.orders import Policy, WorkspaceMode
 
 BIND, COPY = WorkspaceMode.BIND, WorkspaceMode.COPY

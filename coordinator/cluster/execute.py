@@ -1,0 +1,222 @@
+"""Runs one step's orders on the session's node: partition → **execute** (lanes, dispatch, settle) → budget."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from redis.exceptions import RedisError
+
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.patience import patiently
+from coordinator.cluster.settle import (
+    MAX_ATTEMPTS,
+    MustResend,
+    Sent,
+    Settler,
+    cancelled_outcome,
+    did_not_run,
+    resend_order,
+)
+from coordinator.cluster.store import Store
+from coordinator.cluster.watch import Watch
+from coordinator.ending import end
+from coordinator.errors import LostSession
+from coordinator.session.partition import Travel
+from worker.contract import keys
+from worker.contract.orders import CallOrder, CallOutcome, NodeLife
+
+log = logging.getLogger(__name__)
+
+MAX_LINKS = 16
+"""A message holds all links behind its own: of a longer chain the whole would travel quadratically often."""
+LANE_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Job:
+    """An order with the limit of its tool."""
+
+    order: CallOrder
+    timeout_s: float
+
+
+OnOutcome = Callable[[CallOutcome], Awaitable[None]]
+
+
+class Executor:
+    """Runs stretches of calls; every order gets exactly one outcome, handed on as it comes."""
+
+    def __init__(self, *, store: Store, dispatcher: Dispatcher, settler: Settler, watch: Watch) -> None:
+        self._store = store
+        self._dispatcher = dispatcher
+        self._settler = settler
+        self._watch = watch
+        self._owed: dict[str, set[str]] = {}
+
+    async def run(
+        self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+    ) -> None:
+        """Run a stretch to its end; `on_outcome` gets one outcome for each job, in the order in which they come.
+
+        Raises:
+            RedisLost, LostSession: the session cannot go on; some calls have no outcome then.
+        """
+        match travel:
+            case Travel.GROUP:
+                await self._run_group(jobs, node, cancelled, on_outcome)
+            case Travel.CHAIN:
+                await self._run_chain(list(jobs), node, cancelled, on_outcome)
+
+    async def _run_group(
+        self, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+    ) -> None:
+        waiting, running = list(jobs), set[asyncio.Task[None]]()
+        try:
+            while waiting and not cancelled.is_set():
+                holders = [str(job.order.key) for job in waiting]
+                got = await patiently(partial(self._store.take_lanes, node.node, node.lanes, holders), cancelled)
+                if got == 0:
+                    await asyncio.sleep(LANE_POLL_S)
+                    continue
+                batch, waiting = waiting[:got], waiting[got:]
+                batch = await self._for_present_life(batch, node.node, cancelled)
+                run_id = await patiently(self._store.run_id, cancelled)
+                sent = [self._settler.expect(job.order, job.timeout_s, run_id=run_id) for job in batch]
+                # Whoever follows a call gives its lane back, also where sending is broken off.
+                running |= {asyncio.create_task(self._follow(one, node.node, cancelled, on_outcome)) for one in sent}
+                await self._dispatcher.send_group([job.order for job in batch])
+            for job in waiting:
+                await on_outcome(cancelled_outcome(job.order.key, "The session was cancelled before this call ran."))
+            await asyncio.gather(*running)
+        finally:
+            # What one call's follower raises ends the others too: nobody is left to take their outcomes.
+            await end(*running)
+
+    async def _follow(self, sent: Sent, node: str, cancelled: asyncio.Event, on_outcome: OnOutcome) -> None:
+        """Settle one call of a group, sending it again where it certainly did not run."""
+        holder = str(sent.order.key)
+        try:
+            while True:
+                try:
+                    outcome = await self._settler.settle(sent, cancelled)
+                    break
+                except MustResend as exc:
+                    order = await self._next_attempt(sent.order, cancelled)
+                    if order is None:
+                        (outcome,) = _given_up([sent.order], exc.reason, cancelled)
+                        break
+                    run_id = await patiently(self._store.run_id, cancelled)
+                    sent = self._settler.expect(order, sent.timeout_s, run_id=run_id)
+                    await self._dispatcher.send_group([order])
+            await on_outcome(outcome)
+        finally:
+            await self._give_lane(node, holder)
+
+    async def _run_chain(
+        self, jobs: list[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+    ) -> None:
+        # One lane for the whole chain: only one of its links runs at a time. A quarter of the lanes is left to
+        # reading calls, which must not wait behind long commands.
+        holder, limit = str(jobs[0].order.key), max(1, node.lanes - node.lanes // 4)
+        try:
+            while not cancelled.is_set():
+                if await patiently(partial(self._store.take_lanes, node.node, limit, [holder]), cancelled):
+                    break
+                await asyncio.sleep(LANE_POLL_S)
+            jobs = await self._for_present_life(jobs, node.node, cancelled)
+            while jobs:
+                jobs = await self._run_links(jobs, cancelled, on_outcome)
+        finally:
+            await self._give_lane(node.node, holder)
+
+    async def _run_links(self, jobs: list[Job], cancelled: asyncio.Event, on_outcome: OnOutcome) -> list[Job]:
+        """Send the jobs as one chain and settle its links; return what must be sent as a new chain."""
+        later = jobs[MAX_LINKS:]
+        jobs = jobs[:MAX_LINKS]
+        run_id = await patiently(self._store.run_id, cancelled)
+        sent = [
+            self._settler.expect(job.order, job.timeout_s, run_id=run_id, startable=at == 0)
+            for at, job in enumerate(jobs)
+        ]
+        try:
+            if not cancelled.is_set():
+                await self._dispatcher.send_chain([job.order for job in jobs])
+            for at, link in enumerate(sent):
+                link.startable_at = min(link.startable_at, self._settler.now())
+                try:
+                    outcome = await self._settler.settle(link, cancelled)
+                except MustResend as exc:
+                    again = await self._links_again(sent[at:], cancelled)
+                    if again is not None:
+                        return again + later
+                    rest = [one.order for one in sent[at:]] + [job.order for job in later]
+                    for given_up in _given_up(rest, exc.reason, cancelled):
+                        await on_outcome(given_up)
+                    return []
+                await on_outcome(outcome)
+            return later
+        finally:
+            for one in sent:
+                self._settler.forget(one)
+
+    async def _links_again(self, rest: Sequence[Sent], cancelled: asyncio.Event) -> list[Job] | None:
+        """Break the chain before these links; return them as they are sent again, None if they are not."""
+        # Nothing of it may start any more under its old key.
+        await patiently(partial(self._store.fence, [one.order.key for one in rest]), cancelled)
+        orders = [await self._next_attempt(one.order, cancelled) for one in rest]
+        again = [Job(order, one.timeout_s) for order, one in zip(orders, rest, strict=True) if order]
+        return again if len(again) == len(rest) else None
+
+    async def _next_attempt(self, order: CallOrder, cancelled: asyncio.Event) -> CallOrder | None:
+        """Return the order to send again once its node lives; None when it was sent often enough or no node is left.
+
+        Raises:
+            LostSession: another coordinator has the session now.
+        """
+        if order.key.attempt >= MAX_ATTEMPTS:
+            return None
+        incarnation = await self._life(order.node, cancelled)
+        if incarnation is None:
+            return None
+        key = order.key
+        # A Redis that was emptied knows nothing of the session, and would have the node refuse all of its calls.
+        begin = partial(self._store.begin_step, key.session, key.generation, key.step)
+        if not await patiently(begin, cancelled):
+            raise LostSession(f"session {key.session} was taken over by another coordinator")
+        return resend_order(order, incarnation)
+
+    async def _for_present_life(self, jobs: Sequence[Job], node: str, cancelled: asyncio.Event) -> list[Job]:
+        """Return the jobs for the life that the node has now; unchanged where it has none, and settled then."""
+        incarnation = await self._life(node, cancelled)
+        if incarnation is None:
+            return list(jobs)
+        meant = {"incarnation": incarnation}
+        return [replace(job, order=job.order.model_copy(update=meant)) for job in jobs]
+
+    async def _life(self, node: str, cancelled: asyncio.Event) -> str | None:
+        """Return the node's incarnation, waited for if it is being restarted; None if it does not come back."""
+        while (health := self._watch.health(node)).incarnation is None:
+            if cancelled.is_set() or health.is_gone or self._watch.away_s > keys.OUTAGE_S:
+                return None
+            await asyncio.sleep(LANE_POLL_S)
+        return health.incarnation
+
+    async def _give_lane(self, node: str, holder: str) -> None:
+        """Give a lane back, with those that Redis was not there to take."""
+        owed = self._owed.setdefault(node, set())
+        owed.add(holder)
+        giving = list(owed)
+        try:
+            await self._store.give_lanes(node, giving)
+        except RedisError as exc:
+            log.warning("a lane could not be given back yet", extra={"call_id": holder, "error": str(exc)})
+        else:
+            owed.difference_update(giving)
+
+
+def _given_up(orders: Sequence[CallOrder], reason: str, cancelled: asyncio.Event) -> list[CallOutcome]:
+    if cancelled.is_set():
+        return [cancelled_outcome(one.key, "The session was cancelled before this call ran.") for one in orders]
+    return did_not_run(orders, reason)

@@ -1,0 +1,214 @@
+"""Where a session's box stands, from its place on a node to its end: loop → **placement** → node."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from coordinator.cluster.collect import ReplyReader
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.patience import patiently
+from coordinator.cluster.store import Store
+from coordinator.cluster.watch import Watch
+from coordinator.errors import NoBox, RedisLost
+from worker.contract import keys
+from worker.contract.orders import (
+    BoxOrder,
+    FinishOrder,
+    FinishOutcome,
+    NodeLife,
+    PrepareOrder,
+    PrepareOutcome,
+)
+from worker.contract.replies import Reply
+
+log = logging.getLogger(__name__)
+
+_Order = TypeVar("_Order", PrepareOrder, FinishOrder)
+_Outcome = TypeVar("_Outcome", PrepareOutcome, FinishOutcome)
+
+NODE_WAIT_S = 60.0
+"""How long a cluster without any live node is waited for."""
+TOOLS_WAIT_S = 5.0
+"""How long nodes that all have other own tools are waited for to change."""
+POLL_S = 0.05
+TICK_S = 0.5
+PREPARE_S = 1_080.0
+"""For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
+FINISH_S = 120.0
+
+
+class Placement:
+    """Reserves places, has boxes made ready, and ends them."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        reader: ReplyReader,
+        dispatcher: Dispatcher,
+        watch: Watch,
+        tools: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._dispatcher = dispatcher
+        self._watch = watch
+        self._tools = tools
+        self._clock = clock
+
+    async def place(self, session: str) -> NodeLife:
+        """Return the node that has a place for the session from now on; waits while all places are taken.
+
+        Broken off, it may leave a place taken: `withdraw` gives it back.
+
+        Raises:
+            NoBox: all nodes have other own tools than the session; or no node has been alive, or Redis has not
+                answered, for a minute.
+        """
+        nobody_since, away = self._clock(), ""
+        while True:
+            try:
+                ready = [view for view in await self._store.nodes() if view.is_leased and view.life.state == "ready"]
+                views = [view for view in ready if self._tools in ("", view.life.tools)]
+                if ready and not views and self._clock() - nobody_since > TOOLS_WAIT_S:
+                    raise NoBox(_other_tools([view.life for view in ready]))
+                for view in views:
+                    if await self._store.take_place(view.life, session):
+                        self._watch.follow(view.life.node, view.life.incarnation)
+                        return view.life
+                away = ""
+                if views:
+                    nobody_since = self._clock()
+            except RedisError as exc:
+                away = str(exc)
+                log.info("placement waits for Redis", extra={"error": away})
+            if self._clock() - nobody_since > NODE_WAIT_S:
+                if away:
+                    raise NoBox(f"Redis does not answer: {away}. Start it, or correct SANDHOG_REDIS_URL.")
+                raise NoBox(
+                    "No worker is alive: start one with `python -m worker run` (its log says why one that was "
+                    "started is not there)."
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def prepare(self, box: BoxOrder, node: NodeLife) -> PrepareOutcome:
+        """Return once the session's box stands.
+
+        Raises:
+            NoBox: it cannot be started; says why.
+        """
+        wait_s = PREPARE_S + (box.extras.setup_timeout_s if box.extras.makes_image else 0)
+        order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation)
+        asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s)
+        outcome = _read(PrepareOutcome, asked)
+        if outcome is None:
+            raise NoBox(f"The node {node.node} did not say that the box is ready: {_why(asked)}.")
+        if outcome.error is not None:
+            raise NoBox(outcome.error)
+        return outcome
+
+    async def finish(
+        self, box: BoxOrder, node: NodeLife, *, apply: bool, away_s: float = keys.OUTAGE_S
+    ) -> FinishOutcome:
+        """End the session's box and return what became of the workspace; never raises for it.
+
+        Args:
+            box: The session's box.
+            node: Where it stands.
+            apply: Put the changes of a private copy into its directory.
+            away_s: How long a Redis that is away is waited for.
+        """
+        order = FinishOrder(box=box, node=node.node, incarnation=node.incarnation, apply=apply)
+        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", FINISH_S, away_s)
+        outcome = _read(FinishOutcome, asked)
+        if outcome is None:
+            why = f"The node {node.node} did not say what became of the workspace: {_why(asked)}."
+            return FinishOutcome(session=box.session, error=why)
+        return outcome
+
+    async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
+        """Let none of the session's calls start, and give its place back: on any node where none is named.
+
+        False where Redis was away for so long that both are left to expire.
+        """
+
+        async def give() -> None:
+            names = [node] if node is not None else [view.life.node for view in await self._store.nodes()]
+            for name in names:
+                await self._store.give_place(name, session)
+            await self._store.close_session(session)
+
+        try:
+            if self._watch.away_s > away_s:
+                raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
+            await patiently(give, asyncio.Event(), away_s)
+        except RedisLost as exc:
+            log.warning("the place is left to expire", extra={"session_id": session, "error": str(exc)})
+            return False
+        return True
+
+    async def _ask(
+        self,
+        send: Callable[[_Order, str], Awaitable[bool]],
+        order: _Order,
+        name: str,
+        wait_s: float,
+        away_s: float = keys.OUTAGE_S,
+    ) -> Reply | str:
+        """Return the node's reply, or why there is none. Both orders may be repeated.
+
+        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it. Time
+        in which Redis is away is nobody's.
+        """
+        waiting: dict[str, asyncio.Future[Reply]] = {}
+        asked_of, left_s = "", wait_s
+        try:
+            while left_s > 0:
+                health, began = self._watch.health(order.node), self._clock()
+                if health.is_gone:
+                    return f"it has been gone for {health.leaseless_s:.0f} s"
+                if self._watch.away_s > away_s:
+                    return f"Redis has been away for {self._watch.away_s:.0f} s"
+                if not asked_of or health.incarnation not in (None, asked_of):
+                    task_id = f"{name}/{len(waiting) + 1}"
+                    waiting[task_id] = self._reader.expect(task_id)
+                    is_sent = await send(order, task_id)
+                    asked_of = (health.incarnation or order.incarnation) if is_sent else ""
+                done, _ = await asyncio.wait(
+                    waiting.values(), timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return done.pop().result()
+                left_s -= self._clock() - began if self._watch.is_redis_answering else 0.0
+            return f"nothing came within {wait_s:.0f} s"
+        finally:
+            for task_id in waiting:
+                self._reader.forget(task_id)
+
+
+def _read(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:
+    """Return the outcome in a node's reply; None where there is none, or none that can be read."""
+    if isinstance(asked, str) or asked.result is None:
+        return None
+    try:
+        return kind.model_validate(asked.result)
+    except ValidationError:
+        return None
+
+
+def _why(asked: Reply | str) -> str:
+    return asked if isinstance(asked, str) else asked.error or "its reply cannot be read"
+
+
+def _other_tools(nodes: list[NodeLife]) -> str:
+    named = ", ".join(f"{node.node} has {'others' if node.tools else 'none'}" for node in nodes)
+    return (
+        f"No worker has the own tools of this session ({named}). Start one with SANDHOG_TOOLS naming the same files, "
+        "with the same content, or leave the tools out."
+    )

@@ -1,0 +1,298 @@
+"""Gets every sent call exactly one outcome: dispatch → **settle** → budget.
+
+The usual way is the reply stream. When a reply stays away, nothing is guessed: a call is fenced first, so that it
+never starts later; a fenced call certainly did not run and may be sent again; a call that had started is asked for
+at its node by `join`, which starts nothing; and only what even the node cannot tell is *may have run*.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from coordinator.cluster.collect import ReplyReader
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.store import Store
+from coordinator.cluster.watch import Watch
+from worker.contract import keys
+from worker.contract.orders import CallKey, CallOrder, CallOutcome, Fate
+from worker.contract.replies import Reply
+
+TICK_S = 0.5
+UNCLAIMED_S = 2.0
+"""A call that could have started this long ago and has no claim was lost on its way."""
+LAST_UNCLAIMED_S = 20.0
+"""The same for the last attempt: a node that is slow, or only just has its Redis back, is no lost message."""
+GRACE_S = 30.0
+"""Added to a call's own limit before the coordinator asks what became of it."""
+JOIN_S = 20.0
+"""How long a node may take to answer a join of a call that should have ended."""
+CANCEL_S = 5.0
+"""How long a cancelled call may take to report what it had printed."""
+CANCEL_LIMIT_S = 10.0
+"""How long a cancelled call is waited for in all, also while Redis is away."""
+MOVE_S = 60.0
+"""How long a node must have been without a lease before its calls are given up."""
+MAX_ATTEMPTS = 2
+
+
+@dataclass
+class Sent:
+    """A call on its way; the order is replaced when it is sent again."""
+
+    order: CallOrder
+    timeout_s: float
+    future: "asyncio.Future[Reply]"
+    run_id: str
+    """The life of Redis right before dispatch."""
+    startable_at: float
+    """Monotonic time from which a free lane could have taken it; infinity behind an unfinished link of its chain."""
+    joins: int = 0
+    joined: "asyncio.Future[Reply] | None" = None
+    """The answer of the last join that was sent."""
+
+
+class MustResend(Exception):
+    """The call certainly did not run: its attempt is over, another may be sent."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Settler:
+    """Waits for sent calls and finds out about those whose reply stays away."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        reader: ReplyReader,
+        dispatcher: Dispatcher,
+        watch: Watch,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._dispatcher = dispatcher
+        self._watch = watch
+        self._clock = clock
+
+    def expect(self, order: CallOrder, timeout_s: float, *, run_id: str, startable: bool = True) -> Sent:
+        """Return the handle of a call that is about to be sent, in this life of Redis or a later one."""
+        startable_at = self._clock() if startable else float("inf")
+        future = self._reader.expect(str(order.key))
+        return Sent(order, timeout_s, future, run_id, startable_at)
+
+    def now(self) -> float:
+        """Return the settler's own monotonic time, in seconds."""
+        return self._clock()
+
+    def forget(self, sent: Sent) -> None:
+        """Wait no more for a call."""
+        self._reader.forget(str(sent.order.key))
+        self._reader.forget(_join_id(sent))
+
+    async def settle(self, sent: Sent, cancelled: asyncio.Event) -> CallOutcome:
+        """Return the call's one outcome.
+
+        Raises:
+            MustResend: it certainly did not run.
+        """
+        stop = asyncio.create_task(cancelled.wait())
+        refused_since: float | None = None
+        try:
+            while True:
+                if not sent.future.done():
+                    await _wait_first(TICK_S, sent.future, stop)
+                if stop.done() and not sent.future.done():
+                    return await self._cancel(sent)
+                try:
+                    outcome = await self._look_after(sent, stop)
+                    refused_since = None
+                except RedisError as exc:
+                    # Nothing can be known now; the call goes on, or waits, as everything does.
+                    outcome, refused_since = None, refused_since or self._clock()
+                    if self._clock() - refused_since > keys.OUTAGE_S:
+                        return _unknown(sent.order, f"Redis cannot be asked: {exc}")
+                    await _wait_first(TICK_S, stop)
+                if outcome is None and stop.done():
+                    return await self._cancel(sent)
+                if outcome is not None:
+                    return outcome
+                if self._watch.away_s > keys.OUTAGE_S:
+                    return _unknown(sent.order, "Redis stayed away")
+        finally:
+            stop.cancel()
+            self.forget(sent)
+
+    async def _look_after(self, sent: Sent, stop: "asyncio.Future[Any]") -> CallOutcome | None:
+        """Return the outcome of a call that needs no more waiting; None to go on waiting."""
+        if sent.future.done():
+            return await self._from_reply(sent, sent.future.result(), stop)
+        if not self._watch.is_redis_answering:
+            return None
+        order = sent.order
+        waited = self._clock() - sent.startable_at
+        health = self._watch.health(order.node)
+        unclaimed_s = UNCLAIMED_S if order.key.attempt < MAX_ATTEMPTS else LAST_UNCLAIMED_S
+        if health.incarnation not in (None, order.incarnation):
+            return await self._fence_or_join(sent, "its node was restarted", stop)
+        if health.leaseless_s > MOVE_S:
+            return await self._fence_or_join(sent, "its node is gone", stop)
+        if waited > sent.timeout_s + GRACE_S:
+            return await self._fence_or_join(sent, "its deadline passed", stop)
+        if waited > unclaimed_s and not await self._store.is_claimed(order.key):
+            return await self._fence_or_join(sent, "it never reached its node", stop)
+        return None
+
+    async def _from_reply(self, sent: Sent, reply: Reply, stop: "asyncio.Future[Any]") -> CallOutcome | None:
+        outcome = _read(reply)
+        if outcome is None:
+            # Celery's own failure says nothing about whether the body ran.
+            why = reply.error or "the node sent an outcome that cannot be read"
+            return await self._fence_or_join(sent, f"the queue reported {why}", stop)
+        if outcome.fate is Fate.DID_NOT_RUN:
+            # True of this delivery; another one of the same message may have run in an earlier life of the node.
+            return await self._fence_or_join(sent, outcome.reason, stop)
+        return outcome
+
+    async def _fence_or_join(self, sent: Sent, why: str, stop: "asyncio.Future[Any]") -> CallOutcome | None:
+        key = sent.order.key
+        (is_fenced,) = await self._store.fence([key])
+        if is_fenced and await self._store.run_id() == sent.run_id:
+            raise MustResend(why)
+        # Claimed; or Redis may have lost the claim, and then "no claim" proves nothing.
+        return await self._join(sent, why, stop)
+
+    async def _join(self, sent: Sent, why: str, stop: "asyncio.Future[Any]") -> CallOutcome | None:
+        """Return what the node says of a call that was started; None once the session is cancelled.
+
+        A node that is restarted meanwhile is asked anew: it took the question with it.
+        """
+        order, asked_of = sent.order, ""
+        left_s = sent.timeout_s + GRACE_S - (self._clock() - sent.startable_at)
+        left_s = max(JOIN_S, left_s if left_s != float("inf") else JOIN_S)
+        while left_s > 0:
+            health = self._watch.health(order.node)
+            if health.leaseless_s > MOVE_S:
+                return _unknown(order, f"{why}; nobody is left to ask")
+            if not asked_of or health.incarnation not in (None, asked_of):
+                asked_of = await self._ask_join(sent, health.incarnation)
+            before = self._clock()
+            await _wait_first(TICK_S, stop, *[one for one in _answers(sent) if not one.done()])
+            outcome = _settled(sent)
+            if outcome is not None:
+                return outcome
+            if stop.done():
+                return None
+            if sent.joined is not None and sent.joined.done():
+                break
+            # Time in which Redis is away is nobody's.
+            left_s -= self._clock() - before if self._watch.is_redis_answering else 0
+            if self._watch.away_s > keys.OUTAGE_S:
+                break
+        return _unknown(order, why)
+
+    async def _ask_join(self, sent: Sent, incarnation: str | None) -> str:
+        """Send a join; return whom it was sent to, "" when it is uncertain that it arrived."""
+        self._reader.forget(_join_id(sent))
+        sent.joins += 1
+        sent.joined = self._reader.expect(_join_id(sent))
+        is_sent = await self._dispatcher.send_join(sent.order, _join_id(sent))
+        return (incarnation or sent.order.incarnation) if is_sent else ""
+
+    async def _cancel(self, sent: Sent) -> CallOutcome:
+        """Return what a call came to that is cancelled: what it says itself, within a bounded time."""
+        outcome: CallOutcome | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CANCEL_LIMIT_S):
+                outcome = await self._cancelled(sent)
+        return outcome or cancelled_outcome(
+            sent.order.key, "The session was cancelled while this call ran; it may have run in part."
+        )
+
+    async def _cancelled(self, sent: Sent) -> CallOutcome | None:
+        key = sent.order.key
+        while True:
+            try:
+                # No other call of the session starts from now on: a node must not go on with the chain's next link.
+                (is_fenced,) = await self._store.cancel([key])
+                break
+            except RedisError:
+                await asyncio.sleep(TICK_S)
+        if is_fenced:
+            return cancelled_outcome(key, "The session was cancelled before this call ran.")
+        await self._dispatcher.cancel(sent.order.node, [key])
+        if not (waiting := [one for one in _answers(sent) if not one.done()]):
+            return None
+        await _wait_first(CANCEL_S, *waiting)
+        return _settled(sent)
+
+
+def _join_id(sent: Sent) -> str:
+    return f"{sent.order.key}/join/{sent.joins}"
+
+
+def _answers(sent: Sent) -> "list[asyncio.Future[Reply]]":
+    return [sent.future] if sent.joined is None else [sent.future, sent.joined]
+
+
+def _settled(sent: Sent) -> CallOutcome | None:
+    """Return what a started call came to, if any reply that has come says it."""
+    for future in _answers(sent):
+        outcome = _read(future.result()) if future.done() else None
+        # Not "did not run": that is said by a delivery that came too late, of a call that was started before.
+        if outcome is not None and outcome.fate is not Fate.DID_NOT_RUN:
+            return outcome
+    return None
+
+
+def _read(reply: Reply) -> CallOutcome | None:
+    """Return the outcome in a reply; None for a failure of Celery's and for what cannot be read."""
+    if not reply.succeeded or reply.result is None:
+        return None
+    try:
+        return CallOutcome.model_validate(reply.result)
+    except ValidationError:
+        return None
+
+
+async def _wait_first(timeout_s: float, *futures: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+def cancelled_outcome(key: CallKey, reason: str) -> CallOutcome:
+    """Return the outcome of a call that was cancelled and whose own words are not to be had."""
+    return CallOutcome(
+        key=key,
+        fate=Fate.RAN,
+        reason=reason,
+        result={"status": "error", "text": "", "error_code": "CANCELLED", "error_message": reason},
+    )
+
+
+def _unknown(order: CallOrder, why: str) -> CallOutcome:
+    return CallOutcome(key=order.key, fate=Fate.UNKNOWN, reason=f"The call may have run: {why}.")
+
+
+def resend_order(order: CallOrder, incarnation: str) -> CallOrder:
+    """Return the order as its next attempt, for the node's present life."""
+    return order.model_copy(update={"key": order.key.next_attempt(), "incarnation": incarnation})
+
+
+def did_not_run(orders: Sequence[CallOrder], reason: str) -> list[CallOutcome]:
+    """Return the outcomes of calls that never ran and will not be sent again."""
+    return [
+        CallOutcome(
+            key=order.key,
+            fate=Fate.DID_NOT_RUN,
+            reason=f"The call did not run: {reason}. It is safe to ask for it again.",
+        )
+        for order in orders
+    ]

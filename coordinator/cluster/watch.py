@@ -1,0 +1,112 @@
+"""What is known about nodes and Redis right now, kept fresh by one task for all sessions of a process.
+
+Suspicion counts only time in which Redis answered: a key that cannot be read says nothing about its writer.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from coordinator.cluster.store import Store
+from coordinator.ending import end
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+GONE_S = 45.0
+"""How long a node that was lost may take to come back before nothing more is asked of it."""
+LEFT_S = 10.0
+"""The same for one that ended in order: it may be restarted, but nothing of it is left to come back."""
+
+
+@dataclass(frozen=True)
+class NodeHealth:
+    """One node as last seen."""
+
+    incarnation: str | None
+    """The life its lease names; None while it has no lease."""
+    leaseless_s: float
+    """How long Redis has answered that it has no lease; 0 while it has one."""
+    has_left: bool = False
+    """It took its description back, as a node does that ends in order."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has been away longer than a restart takes."""
+        return self.leaseless_s > (LEFT_S if self.has_left else GONE_S)
+
+
+class Watch:
+    """Polls leases and Redis' life. Use `async with`."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._health: dict[str, NodeHealth] = {}
+        self._run_id: str | None = None
+        self._answered_at: float | None = None
+        self._began_at = clock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Watch":
+        self._task = asyncio.create_task(self._poll_forever(), name="watch")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._task is not None
+        await end(self._task)
+
+    def follow(self, node: str, incarnation: str) -> None:
+        """Keep an eye on a node from now on."""
+        self._health.setdefault(node, NodeHealth(incarnation, 0.0))
+
+    def health(self, node: str) -> NodeHealth:
+        """Return the node as last seen; a node that is not followed has no lease."""
+        return self._health.get(node, NodeHealth(None, 0.0))
+
+    @property
+    def is_redis_answering(self) -> bool:
+        """Whether the last poll was answered, and recently."""
+        return self._answered_at is not None and self._clock() - self._answered_at < 3 * EVERY_S
+
+    @property
+    def away_s(self) -> float:
+        """How long ago Redis answered the last poll; before the first answer, how long it has been watched."""
+        return self._clock() - (self._began_at if self._answered_at is None else self._answered_at)
+
+    @property
+    def run_id(self) -> str | None:
+        """The life of Redis as last seen; None before the first answer."""
+        return self._run_id
+
+    async def poll(self) -> None:
+        """Look once.
+
+        Raises:
+            RedisError: Redis does not answer; what was known stays.
+        """
+        run_id = await self._store.run_id()
+        views = {name: await self._store.node(name) for name in list(self._health)}
+        now = self._clock()
+        # Time without an answer, and the first moments of a new life of Redis, count for nobody's death.
+        elapsed = now - self._answered_at if self._answered_at is not None and run_id == self._run_id else 0.0
+        for name, view in views.items():
+            if view is not None and view.is_leased:
+                self._health[name] = NodeHealth(view.life.incarnation, 0.0)
+            else:
+                leaseless_s = self._health[name].leaseless_s + min(elapsed, 3 * EVERY_S)
+                self._health[name] = NodeHealth(None, leaseless_s, has_left=view is None)
+        self._run_id, self._answered_at = run_id, now
+
+    async def _poll_forever(self) -> None:
+        while True:
+            try:
+                await self.poll()
+            except (RedisError, OSError) as exc:
+                level = logging.INFO if self._run_id is None else logging.WARNING
+                log.log(level, "Redis does not answer", extra={"error": str(exc)})
+            await asyncio.sleep(EVERY_S)

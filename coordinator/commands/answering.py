@@ -1,0 +1,105 @@
+"""Answers what a session asks, from another terminal: `sandhog approve`."""
+
+import asyncio
+import getpass
+import os
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.store import connect
+from coordinator.commands.marking import marked_lines
+from coordinator.embedded import live_redis_urls
+from coordinator.errors import ConfigError
+from coordinator.visible import visible_line
+from worker.contract.approvals import ApprovalAnswer, ApprovalRequest, Taken
+
+WIDTH = 120
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What somebody typed."""
+
+    is_allowed: bool
+    note: str = ""
+    is_lasting: bool = False
+
+
+def waiting(redis_url: str | None, state_dir: Path, session: str | None) -> list[ApprovalRequest]:
+    """Return what waits for an answer, of one session or all.
+
+    Raises:
+        ConfigError: the Redis that was named does not answer.
+    """
+
+    async def ask(requests: Requests) -> Sequence[ApprovalRequest]:
+        return await requests.waiting(session)
+
+    return [request for found in asyncio.run(_everywhere(redis_url, state_dir, ask)) for request in found]
+
+
+def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer: Answer) -> str:
+    """Give an answer to one request; return what became of it, in words.
+
+    Raises:
+        ConfigError: nobody asks that, or it was answered before or too late.
+    """
+    given = ApprovalAnswer(
+        answer_id=uuid.uuid4().hex,
+        decision="allow" if answer.is_allowed else "deny",
+        by=f"{_user()} by sandhog approve",
+        note=answer.note,
+        is_lasting=answer.is_lasting,
+    )
+
+    async def tell(requests: Requests) -> tuple[Taken, ApprovalAnswer | None]:
+        return await requests.answer(session, name, given)
+
+    for taken, counting in asyncio.run(_everywhere(redis_url, state_dir, tell)):
+        match taken:
+            case Taken.TAKEN:
+                return f"{session} {name}: {given.decision}"
+            case Taken.ANSWERED if counting is not None:
+                words = visible_line(counting.by, WIDTH)
+                raise ConfigError(f"{session} {name} was answered before: {counting.decision} by {words}.")
+            case Taken.LATE:
+                raise ConfigError(f"{session} {name}: its time is over; it was denied.")
+    raise ConfigError(f"No session here asks {session} {name}. `sandhog approve` lists what waits.")
+
+
+def shown(request: ApprovalRequest) -> list[str]:
+    """Return a request in lines, whole."""
+    head = f"{request.session} {request.name}: {visible_line(request.tool, 30)} wants a yes: "
+    return [head + visible_line(request.reason, 4 * WIDTH), *marked_lines(request.text, request.part, WIDTH)]
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"
+
+
+async def _everywhere(redis_url: str | None, state_dir: Path, ask: Callable[[Requests], Awaitable[_T]]) -> list[_T]:
+    """Return what the Redis that was named says, else each one of the commands that run now."""
+    answers = []
+    for url in [redis_url] if redis_url else live_redis_urls(state_dir):
+        client: Redis = connect(url)
+        try:
+            answers.append(await ask(Requests(client)))
+        except RedisError as exc:
+            if redis_url:
+                raise ConfigError(f"Redis at SANDHOG_REDIS_URL does not answer: {exc}.") from exc
+            # It ended while it was being asked.
+        finally:
+            await client.aclose()
+    return answers

@@ -1,0 +1,137 @@
+"""Events in words: events → **wording** → timeline. Pure; every foreign text is made visible here."""
+
+from dataclasses import dataclass
+
+from coordinator.commands.marking import marked_lines
+from coordinator.session.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    CallFinished,
+    SessionEnded,
+    SessionStarted,
+    TodosWritten,
+)
+from coordinator.visible import visible, visible_line
+
+MIN_WIDTH = 40
+"""A narrower terminal wraps."""
+
+GLYPHS = {"success": "✓", "partial": "◐", "error": "✗"}
+TODO_GLYPHS = {"pending": ("☐", ""), "in_progress": ("▸", "bold"), "completed": ("☑", "dim")}
+STYLES = {"success": "green", "partial": "yellow", "error": "red"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One piece of output: text without any control character but newlines, and how to colour it."""
+
+    text: str
+    """May hold several lines."""
+    style: str = ""
+    """A rich style; "" for none."""
+
+
+def started(event: SessionStarted, width: int) -> list[Line]:
+    """Who works where on what."""
+    where = f"{event.workspace_mode} of {visible_line(event.workspace, width)}"
+    facts = " · ".join(
+        [event.session_id, visible_line(event.model, 60), event.policy, f"at most {event.max_steps} steps"]
+    )
+    return [
+        Line(f"session {facts}", "bold"),
+        Line(f"workspace: {where} ({visible_line(event.workspace_reason, width)})", "dim"),
+        Line("› " + visible(event.prompt).rstrip("\n").replace("\n", "\n  "), "cyan"),
+    ]
+
+
+def call_finished(event: CallFinished, width: int) -> list[Line]:
+    """A call's line, and below it what its answer does not show or how it came to be."""
+    tail = f"  {duration(event.time_ms / 1000)}"
+    if event.error_code is not None:
+        tail = f"  {event.error_code}{tail}"
+    head = f"  {GLYPHS[event.status]} {visible_line(event.tool, 30)} "
+    room = max(width - len(head) - len(tail), 10)
+    lines = [Line(head + visible_line(event.summary, room) + tail, STYLES[event.status])]
+    notes = []
+    if event.cut is not None:
+        rest = f", the rest in {visible_line(event.cut.path, width)}" if event.cut.path else ""
+        notes.append(f"cut: {size(event.cut.shown_bytes)} of {size(event.cut.total_bytes)} shown{rest}")
+    if event.attempt > 1:
+        notes.append(f"answer of attempt {event.attempt}")
+    if event.outcome_note:
+        notes.append(visible_line(event.outcome_note, 2 * width))
+    return [*lines, *(Line(f"      {note}", "yellow") for note in notes)]
+
+
+def approval_asked(event: ApprovalAsked, width: int) -> list[Line]:
+    """The whole of what would run, the deciding part marked: nothing of it is cut, so that nothing can hide."""
+    reason = visible_line(event.reason, 8 * width)
+    lines = [Line(f"  ? {visible_line(event.tool, 30)} wants a yes: {reason}", "bold yellow")]
+    lines += [Line(line, "yellow") for line in marked_lines(event.summary, event.part, width)]
+    if event.within_s is not None:
+        lines.append(Line(f"    call {event.step}.{event.index}, waits {duration(event.within_s)}", "dim"))
+        for command in event.lasting or ():
+            lines.append(Line("    always would mean, wherever it comes first:", "dim"))
+            lines += [Line(line, "dim") for line in marked_lines(command, None, width)]
+    return lines
+
+
+def approval_answered(event: ApprovalAnswered, width: int) -> list[Line]:
+    """What was decided, and by whom."""
+    words, style = ("allowed", "green") if event.decision == "allow" else ("denied", "red")
+    said = [event.note, *([event.message] if event.decision == "deny" else [])]
+    note = visible_line(": ".join(words for words in said if words), 2 * width)
+    note = f" ({note})" if note else ""
+    return [Line(f"  ? {visible_line(event.tool, 30)} {words}{note}", style)]
+
+
+def todos_written(event: TodosWritten, width: int) -> list[Line]:
+    """The list, one line each."""
+    if not event.todos:
+        return [Line("  the list of things to do is empty", "dim")]
+    lines = []
+    for todo in event.todos:
+        glyph, style = TODO_GLYPHS[todo.status]
+        lines.append(Line(f"  {glyph} {visible_line(todo.content, max(width - 4, 10))}", style))
+    return lines
+
+
+def ended(event: SessionEnded, elapsed_s: float | None, width: int) -> list[Line]:
+    """The last line: how it ended and what it cost."""
+    usage = event.usage
+    facts = [
+        f"{event.status}" + ("" if event.status == "completed" else f": {visible_line(event.stop_reason, 2 * width)}"),
+        counted(event.steps, "step"),
+        counted(event.calls, "call"),
+        f"{usage.total_tokens:,} tokens ({usage.prompt_tokens:,} in, {usage.completion_tokens:,} out)",
+    ]
+    if elapsed_s is not None:
+        facts.append(duration(elapsed_s))
+    lines = [Line(" · ".join(facts), "bold green" if event.status == "completed" else "bold red")]
+    if event.patch_path:
+        lines.insert(0, Line(f"patch: {visible_line(event.patch_path, 4 * width)}", "dim"))
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """Such as `12 ms`, `3.4 s`, `2 min 05 s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def size(size_bytes: int) -> str:
+    """Such as `512 B`, `48.0 KB`, `1.2 MB`."""
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    if size_bytes < 1024 * 1024:
+        return f"{size_bytes / 1024:.1f} KB"
+    return f"{size_bytes / (1024 * 1024):.1f} MB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as `1 step`, `3 steps`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

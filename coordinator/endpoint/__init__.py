@@ -1,0 +1,1 @@
+"""The model endpoint: requests out, streamed replies in, gathered to whole ones."""

@@ -1,0 +1,1 @@
+"""One agent session: its loop, its steps, its limits, its history and its transcript."""

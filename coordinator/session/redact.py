@@ -1,0 +1,88 @@
+"""Take secrets out of what is kept: events → **redact** → transcript.
+
+By value (the keys this process was given), by name (`…_API_KEY=`, `"password": "…"`) and by shape (`sk-…`,
+`Bearer …`). What is taken out is replaced by one word, so that a reader sees that something was there.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from coordinator.endpoint.fragments import mend
+
+REDACTED = "[redacted]"
+MIN_SECRET_CHARS = 6
+"""A given secret shorter than this is left alone: it would be found in innocent words."""
+
+# No pattern may look further than a bounded way for nothing: the texts are long, and the tools' output is hostile.
+# Much of what is kept is JSON inside text: there a line begins behind the two characters of its `\n`.
+_START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf]))"
+_SHAPES = re.compile(
+    rf"""
+      {_START}sk-(?=[A-Za-z_-]{{0,40}}\d)[A-Za-z0-9_-]{{16,}}
+    | (?<=bearer\s)[A-Za-z0-9._~+/=-]{{8,}}
+    | {_START}(?:gh[opsur]|glpat|hf)[_-][A-Za-z0-9_-]{{16,}}
+    | {_START}github_pat_[A-Za-z0-9_]{{20,}}
+    | {_START}xox[abprs]-[A-Za-z0-9-]{{10,}}
+    | {_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}\b
+    | {_START}AIza[A-Za-z0-9_-]{{30,}}
+    | (?<=://)[^\s/:@"'\\]*:[^\s/@"'\\]+(?=@)
+    | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
+    """,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+_NAMED = re.compile(
+    r"""
+      (?P<variable>(?<![A-Z0-9_])[A-Z][A-Z0-9_]{2,60}=\\*["']?)[^\s"'\\]{6,}
+    | (?P<field>["'](?:[\w-]*api[_-]?key|authorization|password|passwd|[\w-]*secret|[\w-]*access[_-]?token)\\*["']
+        \s*:\s*\\*["'])[^"'\\]{4,}
+    """,
+    re.VERBOSE,
+)
+_VARIABLES = re.compile(r"API_?KEY|ACCESS_?KEY|TOKEN(?!S)|SECRET|PASSWORD|PASSWD")
+_NAMES = re.compile(r"(?i)(?:.*api[_-]?key|authorization|password|passwd|.*secret|.*access[_-]?token|token)")
+
+
+class Redactor:
+    """Knows the secrets of this process, and what secrets look like.
+
+    Args:
+        secrets: Values that must never be kept, such as the endpoint's key.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = sorted({secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def text(self, text: str) -> str:
+        """`text` without secrets."""
+        if self._known is not None:
+            text = self._known.sub(REDACTED, text)
+        text = _SHAPES.sub(REDACTED, text)
+        return _NAMED.sub(_without_value, text)
+
+    def value(self, value: Any) -> Any:
+        """The same shape of JSON values without secrets, and without what JSON or UTF-8 cannot hold."""
+        match value:
+            case str():
+                return self.text(mend(value))
+            case dict():
+                return {self.text(mend(str(name))): self._field(str(name), item) for name, item in value.items()}
+            case list() | tuple():
+                return [self.value(item) for item in value]
+            case float() if not math.isfinite(value):
+                return None
+        return value
+
+    def _field(self, name: str, item: Any) -> Any:
+        if isinstance(item, str) and item and _NAMES.fullmatch(name):
+            return REDACTED
+        return self.value(item)
+
+
+def _without_value(found: re.Match[str]) -> str:
+    variable = found["variable"]
+    if variable is not None and not _VARIABLES.search(variable):
+        return found[0]
+    return (variable or found["field"]) + REDACTED

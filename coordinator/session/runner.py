@@ -1,0 +1,381 @@
+"""One session from its request to its result: place and box, loop, end, clean-up."""
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from redis.exceptions import RedisError
+
+from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.execute import Executor
+from coordinator.cluster.patience import CANCELLED_S, patiently
+from coordinator.cluster.placement import FINISH_S, Placement
+from coordinator.cluster.seat import Seat
+from coordinator.cluster.store import Store
+from coordinator.ending import end
+from coordinator.endpoint.model import ModelClient
+from coordinator.errors import NoBox, RedisLost, TranscriptError
+from coordinator.session.approvals import DEADLINE_S, Approvals, Approver
+from coordinator.session.box_options import BoxOptions
+from coordinator.session.breakers import Breakers, ShownTools
+from coordinator.session.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
+from coordinator.session.events import Event, EventSink, Notice, SessionEnded, SessionStarted
+from coordinator.session.history import History
+from coordinator.session.loop import Ending, SessionLoop, first
+from coordinator.session.prompt import PromptFacts, system_prompt
+from coordinator.session.result import SessionResult
+from coordinator.session.step import StepRunner
+from coordinator.session.transcript import Transcript
+from coordinator.session.workspace_choice import Chosen
+from tools.registry import Registry
+from tools.rules import Rules, rules_to_text
+from worker.contract import keys
+from worker.contract.orders import DEFAULT_PROFILE, BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+SEAT_REDIS_S = 60.0
+"""How long a session that has not begun waits for Redis."""
+LOCAL = "local"
+"""Principal of sessions that a command line starts."""
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """What is asked of a session."""
+
+    prompt: str
+    workspace: Chosen
+    image: str
+    max_steps: int
+    apply: bool = False
+    """Put the changes of a private copy into the directory at the end, if the session completed."""
+    box: BoxOptions = field(default_factory=BoxOptions)
+    """What the box has beyond image and workspace."""
+    principal: str = LOCAL
+    ceiling: Ceiling = NO_CEILING
+    """The most that the principal's sessions may have."""
+    rules: Rules | None = None
+    """The user's own rules; None if there are none."""
+    is_read_only: bool = False
+    """Only what certainly reads runs."""
+    approval_s: float = DEADLINE_S
+    """How long a human's answer is waited for."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What else is known of the principal; told to own tools."""
+    profile: str = DEFAULT_PROFILE
+    """Name of the box's limits and boundaries."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The shared parts that sessions of one process use."""
+
+    store: Store
+    executor: Executor
+    placement: Placement
+    registry: Registry
+    state_dir: Path
+    requests: Requests
+    breakers: Breakers
+
+
+def new_session_id() -> str:
+    """Return an id that sorts by time: `20300131-120000-1a2b3c4d`."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+class SessionRunner:
+    """Runs one session; never raises for what happens in it."""
+
+    def __init__(
+        self,
+        request: SessionRequest,
+        *,
+        cluster: Cluster,
+        model: ModelClient,
+        approver: Approver,
+        sinks: Iterable[EventSink],
+        secrets: Iterable[str] = (),
+        session_id: str | None = None,
+    ) -> None:
+        wants = Wants(request.workspace.policy, request.image, request.max_steps)
+        granted = within(wants, request.ceiling, request.principal)
+        self._request = replace(request, max_steps=granted.max_steps)
+        self._tools = granted.tools
+        self._registry = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
+        self._cluster = cluster
+        self._model = model
+        self._approver = approver
+        self.session_id = session_id or new_session_id()
+        self.session_dir = cluster.state_dir / "sessions" / self.session_id
+        self._make_session_dir()
+        self._transcript = Transcript.create(
+            self.session_dir, self.session_id, 1, secrets=[*secrets, *request.box.env.values()]
+        )
+        self._sinks = list(sinks)
+        self._node: NodeLife | None = None
+        self._is_torn = False
+        self._abandoned = asyncio.Event()
+        self._abandoned_as = Ending("failed", "")
+        self._finish_s = FINISH_S
+
+    async def run(self, cancelled: asyncio.Event) -> SessionResult:
+        """Return the session's result once its box is gone and its transcript is whole."""
+        request = self._request
+        system = system_prompt(
+            PromptFacts(
+                policy=request.workspace.policy.value,
+                is_copy=request.workspace.mode is WorkspaceMode.COPY,
+                max_steps=request.max_steps,
+                has_rules=request.rules is not None,
+                is_read_only=request.is_read_only,
+                allow_hosts=request.box.extras.allow_hosts,
+            )
+        )
+        history = History(system)
+        history.add_user(request.prompt)
+        steps = StepRunner(
+            self._cluster.executor,
+            self._cluster.store,
+            Approvals(self._cluster.requests, self._approver, self._emit, request.approval_s),
+            self._emit,
+            registry=self._registry,
+        )
+        loop = SessionLoop(
+            model=self._model,
+            registry=self._registry,
+            shown=ShownTools(
+                self._cluster.breakers,
+                self._registry,
+                self.session_id,
+                self._emit,
+                strict=self._model.settings.strict_tools,
+            ),
+            steps=steps,
+            emit=self._emit,
+            sync=self._transcript.sync,
+            max_steps=request.max_steps,
+            history=history,
+            waits_for_box=request.box.extras.makes_image,
+        )
+        conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
+        ending = await first(conversation, self._abandoned) or self._abandoned_as
+        finished = await self._finish(ending, steps)
+        if not ending.is_lost:
+            request.box.forget(self.session_dir)
+        return self._end(ending, loop, finished)
+
+    def abandon(self, ending: Ending, *, finish_s: float) -> None:
+        """Let `run` return soon, whatever it waits for; the node may take `finish_s` to say what became of the work."""
+        self._abandoned_as, self._finish_s = ending, finish_s
+        self._abandoned.set()
+
+    async def _converse(self, loop: SessionLoop, system: str, cancelled: asyncio.Event) -> Ending:
+        seat = asyncio.create_task(self._take_seat(), name=f"seat {self.session_id}")
+        try:
+            self._emit(self._started(system))
+            return await loop.run(seat, cancelled)
+        except TranscriptError as exc:
+            return Ending("failed", f"storage: {exc}")
+        except Exception as exc:
+            # A bug of ours ends this session, with its box and place given back, and no other one.
+            log.exception("a session broke", extra={"session_id": self.session_id})
+            return Ending("failed", f"internal: {type(exc).__name__}: {exc}")
+        finally:
+            await end(seat)
+
+    def _make_session_dir(self) -> None:
+        try:
+            self.session_dir.mkdir(parents=True)
+            (self.session_dir / "spill").mkdir(mode=0o755)
+            self._request.box.lay_out(self.session_dir)
+        except OSError as exc:
+            words = f"{self.session_dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root."
+            raise TranscriptError(words) from exc
+
+    def _emit(self, event: Event) -> None:
+        """Hand an event on.
+
+        Raises:
+            TranscriptError: it cannot be kept; said once, for the session ends by it.
+        """
+        fault: TranscriptError | None = None
+        if not self._is_torn:
+            try:
+                self._transcript(event)
+            except TranscriptError as exc:
+                self._is_torn, fault = True, exc
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except (OSError, ValueError) as exc:
+                # Such as a terminal or a pipe that was closed: the work does not depend on who watches it.
+                log.warning("events are shown no more", extra={"session_id": self.session_id, "error": str(exc)})
+                self._sinks.remove(sink)
+        if fault is not None:
+            raise fault
+
+    def _started(self, system: str) -> SessionStarted:
+        request = self._request
+        return SessionStarted(
+            session_id=self.session_id,
+            prompt=request.prompt,
+            model=self._model.settings.model,
+            policy=request.workspace.policy.value,
+            workspace_mode=request.workspace.mode.value,
+            workspace_reason=request.workspace.reason,
+            workspace=str(request.workspace.directory),
+            image=request.image,
+            max_steps=request.max_steps,
+            allow_hosts=list(request.box.extras.allow_hosts),
+            system=system,
+            rules=rules_to_text(request.rules),
+        )
+
+    @property
+    def _box(self) -> BoxOrder:
+        request = self._request
+        return BoxOrder(
+            session=self.session_id,
+            generation=1,
+            session_dir=str(self.session_dir),
+            image=request.image,
+            workspace=str(request.workspace.directory),
+            workspace_mode=request.workspace.mode,
+            as_root=request.workspace.as_root,
+            profile=request.profile,
+            extras=request.box.extras,
+        )
+
+    async def _take_seat(self) -> Seat:
+        """Return the session's place with its box standing.
+
+        Raises:
+            NoBox: it cannot be had.
+        """
+        # A session that is cancelled cancels this task: nothing here waits for its flag.
+        try:
+            await patiently(partial(self._cluster.store.open_session, self.session_id), asyncio.Event(), SEAT_REDIS_S)
+        except RedisLost as exc:
+            raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc
+        self._node = await self._cluster.placement.place(self.session_id)
+        await self._cluster.placement.prepare(self._box, self._node)
+        request = self._request
+        return Seat(
+            self._box,
+            self._node,
+            request.workspace.policy,
+            request.principal,
+            rules=request.rules,
+            is_read_only=request.is_read_only,
+            tools=self._tools,
+            attributes=request.attributes,
+        )
+
+    async def _finish(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
+        """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
+        if ending.is_lost:
+            return FinishOutcome(session=self.session_id)
+        finished = await self._unless_abandoned(asyncio.create_task(self._leave(ending, steps)))
+        if finished is None:
+            error = "The session was broken off before its node said what became of the workspace."
+            return FinishOutcome(session=self.session_id, error=error)
+        return finished
+
+    async def _leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
+        """End the box and leave nothing of the session in Redis."""
+        placement, store = self._cluster.placement, self._cluster.store
+        away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
+        finished, node = FinishOutcome(session=self.session_id), self._node
+        if node is not None:
+            apply = self._request.apply and ending.status == "completed"
+            finished = await placement.finish(self._box, node, apply=apply, away_s=away_s)
+        if await placement.withdraw(self.session_id, node.node if node else None, away_s=away_s):
+            try:
+                await store.withdraw_grants(self.session_id, steps.granted)
+                await store.forget_calls(steps.keys)
+            except RedisError as exc:
+                log.info("claims are left to expire", extra={"session_id": self.session_id, "error": str(exc)})
+        return finished
+
+    async def _unless_abandoned(self, work: "asyncio.Task[_T]") -> _T | None:
+        """Return the task's result; None where the session was abandoned and the task took too long after that."""
+        abandoned = asyncio.create_task(self._abandoned.wait())
+        try:
+            await asyncio.wait({work, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await asyncio.wait({work}, timeout=self._finish_s)
+            return work.result() if work.done() else None
+        finally:
+            await end(abandoned, work)
+
+    def _end(self, ending: Ending, loop: SessionLoop, finished: FinishOutcome) -> SessionResult:
+        notes = [*finished.notes, *([finished.error] if finished.error else [])]
+        if finished.conflicts:
+            notes.append("Nothing was applied: these files changed meanwhile: " + ", ".join(finished.conflicts))
+        patch: str | None = None
+        try:
+            patch = Path(finished.patch_path).read_text(errors="replace") if finished.patch_path else None
+        except OSError as exc:
+            notes.append(f"The patch cannot be read: {exc}")
+        try:
+            self._emit_end(ending, loop, notes, finished.patch_path)
+            self._transcript.close()
+        except TranscriptError as exc:
+            notes.append(str(exc))
+            if ending.status == "completed":
+                ending = replace(ending, status="failed", stop_reason=f"storage: {exc}")
+        workspace = self._request.workspace
+        return SessionResult(
+            session_id=self.session_id,
+            status=ending.status,
+            stop_reason=ending.stop_reason,
+            text=ending.text,
+            steps=loop.tally.steps,
+            calls=loop.tally.calls,
+            usage=loop.tally.usage,
+            transcript=str(self._transcript.path),
+            patch=patch,
+            patch_path=finished.patch_path,
+            applied=finished.applied,
+            workspace=os.fspath(workspace.directory),
+            workspace_mode=workspace.mode.value,
+            workspace_reason=workspace.reason,
+            notes=notes,
+        )
+
+    def _emit_end(self, ending: Ending, loop: SessionLoop, notes: Iterable[str], patch_path: str | None) -> None:
+        """Show the end, and keep it.
+
+        Raises:
+            TranscriptError: it was shown but cannot be kept.
+        """
+        ended = SessionEnded(
+            status=ending.status,
+            stop_reason=ending.stop_reason,
+            text=ending.text,
+            steps=loop.tally.steps,
+            calls=loop.tally.calls,
+            usage=loop.tally.usage,
+            patch_path=patch_path,
+            tool_list_changes=loop.shown.changes,
+        )
+        fault: TranscriptError | None = None
+        events: list[Event] = [Notice(level="warning", text=note) for note in notes]
+        for event in [*events, ended]:
+            try:
+                self._emit(event)
+            except TranscriptError as exc:
+                fault = exc
+        if fault is not None:
+            raise fault

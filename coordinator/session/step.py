@@ -1,0 +1,264 @@
+"""One reply's calls, from plan to answers: plan → **step** (approvals, execute, budget) → history.
+
+Every call of the reply gets exactly one answer, in the model's order, whatever is refused, denied, cancelled or lost.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from coordinator.cluster.execute import Executor, Job
+from coordinator.cluster.patience import patiently
+from coordinator.cluster.seat import Seat
+from coordinator.cluster.store import Store
+from coordinator.errors import LostSession, RedisLost
+from coordinator.session.approvals import Approvals
+from coordinator.session.budget import Answered, answered, refused, within_step
+from coordinator.session.events import (
+    AnswerShortened,
+    BoxReplaced,
+    CallFinished,
+    CallStarted,
+    EventSink,
+)
+from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
+from coordinator.session.partition import Stretch, Travel, batches, stretches
+from coordinator.session.plan import PlannedCall
+from tools.base import ErrorCode, ToolResult
+from tools.permission import decide
+from tools.read import lines_left
+from tools.registry import Registry
+from tools.verdict import Decision, Verdict
+from worker.contract.orders import CallKey, CallOrder, CallOutcome, call_digest
+
+
+@dataclass
+class StepRunner:
+    """Answers the calls of one session's steps, one step at a time."""
+
+    executor: Executor
+    store: Store
+    approvals: Approvals
+    emit: EventSink
+    registry: Registry | None = None
+    """The session's tools; None means the built-in ones."""
+    home_tools: Mapping[str, HomeTool] = field(default_factory=lambda: HOME_TOOLS)
+    """What runs here, by the tool's name."""
+    keys: list[CallKey] = field(default_factory=list)
+    """All keys that were sent, for the clean-up at the session's end."""
+    granted: set[str] = field(default_factory=set)
+    """Digests for which a grant was left, used up or not."""
+    _begun: set[int] = field(default_factory=set)
+    """Calls of the present step that may have been sent."""
+    clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
+
+    async def run(self, step: int, calls: Sequence[PlannedCall], seat: Seat, cancelled: asyncio.Event) -> list[str]:
+        """Return one answer for each call, in order.
+
+        Raises:
+            LostSession: another coordinator has the session now.
+            RedisLost: nothing more can be found out; every call has its answer all the same.
+        """
+        box = seat.box
+        answers: dict[int, Answered] = {}
+        self._begun.clear()
+        try:
+            if not await patiently(partial(self.store.begin_step, box.session, box.generation, step), cancelled):
+                raise LostSession(f"session {box.session} was taken over by another coordinator")
+            for call in calls:
+                if call.refusal is not None:
+                    self._answer(step, refused(call), answers)
+            # A refused call does not part its neighbours: it takes no part in the step's order.
+            for stretch in stretches([call for call in calls if call.refusal is None]):
+                await self._run_stretch(step, stretch, seat, cancelled, answers)
+        except (RedisLost, asyncio.CancelledError) as exc:
+            why = str(exc) or "the session was broken off"
+            for call in calls:
+                if call.index not in answers:
+                    self._answer(step, _left(call, why, has_begun=call.index in self._begun), answers)
+            raise
+        in_order = [answers[call.index] for call in calls]
+        fitted = within_step(in_order)
+        for before, after in zip(in_order, fitted, strict=True):
+            if after is not before and after.cut is not None:
+                self.emit(AnswerShortened(step=step, index=after.call.index, cut=after.cut, answer=after.content))
+                await self._narrow(step, before, after, seat, cancelled)
+        return [answer.content for answer in fitted]
+
+    async def _narrow(self, step: int, before: Answered, after: Answered, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Let lines of a file that the step's budget cut away count as not shown."""
+        path = before.result.data.get("path")
+        if isinstance(path, str):
+            key = CallKey(
+                session=seat.box.session,
+                generation=seat.box.generation,
+                step=step,
+                index=before.call.index,
+                attempt=before.attempt,
+            )
+            left = lines_left(before.result.text, after.result.text)
+            await patiently(partial(self.store.narrow_seen, key, path, left), cancelled)
+
+    def refuse(self, step: int, calls: Sequence[PlannedCall], why: str = "") -> list[str]:
+        """Return the answers of calls none of which runs; needs no box.
+
+        Args:
+            step: Their step.
+            calls: All calls of the reply.
+            why: What keeps those from running that could run.
+        """
+        answers: dict[int, Answered] = {}
+        for call in calls:
+            self._answer(step, refused(call) if call.refusal else _left(call, why, has_begun=False), answers)
+        return [answers[call.index].content for call in calls]
+
+    async def _run_stretch(
+        self, step: int, stretch: Stretch, seat: Seat, cancelled: asyncio.Event, answers: dict[int, Answered]
+    ) -> None:
+        """Run what may run; the calls before a question to a human run first, so that their results are seen."""
+        allowed: list[PlannedCall] = []
+        for call in stretch.calls:
+            verdict = decide(call.name, call.arguments, seat.terms, self.registry)
+            if verdict.decision is Decision.DENY:
+                self._answer(step, _denied(call, verdict.reason), answers)
+                continue
+            if verdict.decision is Decision.ASK:
+                await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
+                allowed = []
+                if not await self._approve(step, call, verdict, seat, cancelled, answers):
+                    continue
+            allowed.append(call)
+        await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
+
+    async def _approve(
+        self,
+        step: int,
+        call: PlannedCall,
+        verdict: Verdict,
+        seat: Seat,
+        cancelled: asyncio.Event,
+        answers: dict[int, Answered],
+    ) -> bool:
+        """Ask the human; return whether the call may run, leaving a grant for the worker if so."""
+        session, digest = seat.box.session, call_digest(call.name, call.arguments)
+        if cancelled.is_set():
+            self._answer(step, _cancelled(call), answers)
+            return False
+        decided = await self.approvals.decide(session, step, call, verdict, seat.terms, cancelled)
+        if not decided.is_allowed:
+            self._answer(step, _denied(call, f"{verdict.reason}; {decided.note or 'it was denied'}"), answers)
+            return False
+        if call.stays_here:
+            return True
+        await patiently(partial(self.store.grant, session, digest), cancelled)
+        self.granted.add(digest)
+        return True
+
+    async def _run_part(
+        self, step: int, part: Stretch, seat: Seat, cancelled: asyncio.Event, answers: dict[int, Answered]
+    ) -> None:
+        if not part.calls:
+            return
+        if part.travel is Travel.HERE:
+            await self._run_here(step, part.calls, seat, cancelled, answers)
+            return
+        by_index = {call.index: call for call in part.calls}
+        jobs = [Job(self._order(step, call, seat), call.timeout_s) for call in part.calls]
+        self.keys.extend(job.order.key for job in jobs)
+        started = self.clock()
+        for call in part.calls:
+            self._begun.add(call.index)
+            self._start(step, call)
+
+        async def on_outcome(outcome: CallOutcome) -> None:
+            call = by_index[outcome.key.index]
+            self.keys.append(outcome.key)
+            if outcome.box_note:
+                self.emit(BoxReplaced(reason=outcome.box_note))
+            self._answer(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
+
+        await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome)
+
+    async def _run_here(
+        self,
+        step: int,
+        calls: Sequence[PlannedCall],
+        seat: Seat,
+        cancelled: asyncio.Event,
+        answers: dict[int, Answered],
+    ) -> None:
+        """Run calls in this process, safe neighbours at once."""
+
+        async def run(call: PlannedCall) -> None:
+            if cancelled.is_set():
+                self._answer(step, _cancelled(call), answers)
+                return
+            started = self.clock()
+            self._start(step, call)
+            result = await run_here(HomeCall(step, call, seat, self.emit, cancelled), self.home_tools)
+            result = result.with_arguments(call.arguments)
+            self._answer(step, Answered(call, result, (self.clock() - started) * 1000), answers)
+
+        for batch in batches(calls):
+            await asyncio.gather(*[run(call) for call in batch])
+
+    def _order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
+        box = seat.box
+        return CallOrder(
+            key=CallKey(session=box.session, generation=box.generation, step=step, index=call.index),
+            call_id=call.call_id,
+            node=seat.node.node,
+            incarnation=seat.node.incarnation,
+            tool=call.name,
+            arguments=call.arguments,
+            policy=seat.policy,
+            principal=seat.principal,
+            attributes=dict(seat.attributes),
+            rules=seat.rules_text,
+            is_read_only=seat.is_read_only,
+            allowed_tools=None if seat.tools is None else sorted(seat.tools),
+            sent_at=self.wall_clock(),
+            box=box,
+        )
+
+    def _start(self, step: int, call: PlannedCall) -> None:
+        self.emit(CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary))
+
+    def _answer(self, step: int, answer: Answered, answers: dict[int, Answered]) -> None:
+        """Record a call's one answer."""
+        answers[answer.call.index] = answer
+        call, result = answer.call, answer.result
+        self.emit(
+            CallFinished(
+                step=step,
+                index=call.index,
+                call_id=call.call_id,
+                tool=call.name,
+                summary=call.summary,
+                status=result.status,
+                error_code=result.error_code,
+                time_ms=answer.time_ms,
+                cut=answer.cut,
+                answer=answer.content,
+                attempt=answer.attempt,
+                outcome_note=answer.note,
+            )
+        )
+
+
+def _denied(call: PlannedCall, reason: str) -> Answered:
+    return Answered(call, ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{call.name} was not run: {reason}"))
+
+
+def _left(call: PlannedCall, why: str, *, has_begun: bool) -> Answered:
+    """Return the answer of a call whose outcome nobody waits for any more."""
+    if has_begun:
+        return Answered(call, ToolResult.failure(ErrorCode.OUTCOME_UNKNOWN, f"{call.name} may have run: {why}."))
+    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} did not run: {why}."))
+
+
+def _cancelled(call: PlannedCall) -> Answered:
+    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} was cancelled before it ran."))
