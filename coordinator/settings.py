@@ -3,9 +3,11 @@
 import os
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from coordinator.errors import ConfigError
+from coordinator.session.bounds import BUDGETS, Budgets
 from worker.contract.orders import DEFAULT_PROFILE
 
 DEFAULT_IMAGE = "sandhog-box:latest"
@@ -48,6 +50,10 @@ class Settings(BaseSettings):
     """A policy of your own, asked before guarded or boxed; see docs/policies.md."""
     approval_s: float = Field(default=600.0, gt=0, le=86_400)
     """How long a human's answer is waited for; then it is no."""
+    result_bytes: int = Field(default=BUDGETS.result_bytes, ge=4_000, le=1_000_000)
+    """Text of one result that the model is shown; what is longer is cut to its head and tail."""
+    step_bytes: int = Field(default=BUDGETS.step_bytes, ge=10_000, le=10_000_000)
+    """Text of all results of one step together."""
     tools: str = ""
     """Files and directories of own tools, with `:` between them; `--tools` adds to them."""
     strict_tools: bool = False
@@ -56,6 +62,24 @@ class Settings(BaseSettings):
     """Embedded cluster: secrets of own tools, `<directory>/<principal>/<name>`."""
 
     @property
+    def budgets(self) -> Budgets:
+        """How much text the model is shown."""
+        return Budgets(result_bytes=self.result_bytes, step_bytes=self.step_bytes)
+
+    @property
     def tool_paths(self) -> list[str]:
         """Where own tools are loaded from."""
         return [path for path in self.tools.split(":") if path]
+
+
+def read_settings() -> Settings:
+    """Return the settings as the environment has them.
+
+    Raises:
+        ConfigError: one is wrong; the message names it.
+    """
+    try:
+        return Settings()
+    except ValidationError as exc:
+        faults = "; ".join(f"SANDHOG_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in exc.errors())
+        raise ConfigError(f"A setting is wrong: {faults}") from exc

@@ -3,12 +3,17 @@
 import asyncio
 from pathlib import Path
 
+import typer
 from redis.exceptions import RedisError
 
 from coordinator.cluster.store import connect
+from coordinator.commands import run_flags
 from coordinator.embedded import live_redis_urls
 from coordinator.errors import ConfigError
-from coordinator.session.breakers import Breakers, Listed
+from coordinator.session.breakers import Breakers, Listed, Listing, table
+from coordinator.settings import read_settings
+
+app = typer.Typer(add_completion=False)
 
 
 def list_breakers(redis_url: str | None, state_dir: Path) -> list[Listed]:
@@ -34,3 +39,11 @@ async def _list(redis_url: str) -> list[Listed]:
         return await Breakers(client).every()
     finally:
         await client.aclose()
+
+
+@app.command()
+def breakers(json: run_flags.Json = False) -> None:
+    """Show which tools are switched off after faults, and which have faults counted."""
+    settings = read_settings()
+    listed = list_breakers(settings.redis_url, settings.state_dir)
+    print(Listing(breakers=listed).model_dump_json() if json else table(listed))

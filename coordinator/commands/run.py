@@ -1,196 +1,102 @@
-"""Runs one session for the command line: settings → embedded cluster or a given one → session → exit code."""
+"""`sandhog run`: one session, from its flags to its outcome."""
 
-import asyncio
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from coordinator.commands.terminal import TerminalApprover
-from coordinator.commands.timeline import Timeline
-from coordinator.embedded import Embedded
-from coordinator.ending import end
-from coordinator.endpoint.model import ModelClient, ModelSettings
-from coordinator.endpoint.model_choice import choose_model
+import typer
+
+from coordinator.commands import box_flags, run_flags
+from coordinator.commands.explain import rules_of
+from coordinator.commands.one_session import Command, check_directory, own_tools, run_command
+from coordinator.commands.outcome import finish
+from coordinator.commands.run_flags import Approve
+from coordinator.commands.terminal import is_terminal
+from coordinator.endpoint.model import ModelSettings
 from coordinator.errors import ConfigError
-from coordinator.session.approvals import Always, Approver, Elsewhere, Never
-from coordinator.session.loop import Ending
-from coordinator.session.result import SessionResult
-from coordinator.session.runner import SessionRequest, SessionRunner
-from coordinator.settings import Settings
-from coordinator.wiring import open_cluster
-from tools.loading import LoadedTools, ToolsUnusable, load_tools
+from coordinator.session.runner import SessionRequest
+from coordinator.session.workspace_choice import Wanted, choose
+from coordinator.settings import read_settings
+from coordinator.visible import visible_line
+from worker.contract.orders import Policy, WorkspaceMode
 
-LOOK_AFTER_S = 0.5
-HURRY_S = 3.0
-"""How long a session that was cancelled twice may still take to end its box."""
+app = typer.Typer(add_completion=False)
+
+UNASKED = "sandhog: --approve always: whatever is asked about runs on {directory} itself, as with --policy boxed."
 
 
-@dataclass(frozen=True)
-class Command:
-    """One session as the command line asked for it."""
+@app.command()
+def run(
+    prompt: run_flags.Prompt,
+    workspace: run_flags.Workspace = Path(),
+    copy: run_flags.Copy = False,
+    bind: run_flags.Bind = False,
+    as_root: run_flags.AsRoot = False,
+    apply: run_flags.Apply = False,
+    image: run_flags.Image = None,
+    profile: run_flags.Profile = None,
+    model: run_flags.Model = None,
+    policy: run_flags.PolicyName = None,
+    policy_file: run_flags.PolicyFile = None,
+    approve: run_flags.Answerer = None,
+    max_steps: run_flags.MaxSteps = 50,
+    tools: run_flags.Tools = None,
+    allow_host: box_flags.AllowHost = None,
+    env: box_flags.Env = None,
+    env_file: box_flags.EnvFile = None,
+    put_file: box_flags.PutFile = None,
+    dockerfile: box_flags.Dockerfile = None,
+    setup: box_flags.Setup = None,
+    setup_network: box_flags.SetupNetwork = None,
+    setup_file: box_flags.SetupFile = None,
+    setup_timeout: box_flags.SetupTimeout = 900.0,
+    json: run_flags.Json = False,
+) -> None:
+    """Run one session to its end.
 
-    request: SessionRequest
-    model: ModelSettings
-    approve: str
-    """ask, always, never or wait."""
-    is_live: bool = True
-    """Redraw on a terminal what still runs; else every line once."""
-    tools: LoadedTools | None = None
-    """The session's tools; None is the built-in ones and those of installed packages."""
-
-
-def run_command(command: Command, settings: Settings) -> SessionResult:
-    """Run the session and return its result; Ctrl-C and SIGTERM cancel it, a second one breaks it off.
-
-    Raises:
-        SandhogError: it could not be begun.
+    The endpoint comes from OPENAI_BASE_URL and OPENAI_API_KEY. Exit codes: 0 completed, 1 stopped or failed,
+    2 bad usage or configuration, 130 interrupted.
     """
-    return asyncio.run(_run(command, settings))
-
-
-class _Signals:
-    """Counts Ctrl-C and SIGTERM: none of them ends the process by itself, so that its clean-up is always whole."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._came)
-
-    def _came(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-
-async def _run(command: Command, settings: Settings) -> SessionResult:
-    # First of all: what is started below must also be ended when a signal comes while it starts.
-    signals = _Signals()
-    with _redis(settings, command.tools) as (redis_url, embedded):
-        return await _run_on(redis_url, embedded, command, settings, signals)
-
-
-@contextlib.contextmanager
-def _redis(settings: Settings, tools: LoadedTools | None) -> Iterator[tuple[str, Embedded | None]]:
-    if settings.redis_url:
-        yield settings.redis_url, None
-        return
-    files = tools.files if tools else ()
-    embedded = Embedded(
-        settings.state_dir, dead_man_s=settings.dead_man_s, tools=files, secrets_dir=settings.secrets_dir
+    on_terminal = is_terminal(sys.stdin, sys.stderr)
+    settings = read_settings()
+    directory = check_directory(workspace)
+    wanted = Wanted(directory, bind=bind, copy=copy, as_root=as_root, policy=policy, is_terminal=on_terminal)
+    chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+    own = own_tools([*settings.tool_paths, *(tools or ())])
+    request = SessionRequest(
+        prompt=_prompt(prompt),
+        workspace=chosen,
+        image=image or settings.image,
+        profile=profile or settings.profile,
+        max_steps=max_steps,
+        apply=apply,
+        box=box_flags.box_options(
+            allow_host=allow_host,
+            env=env,
+            env_file=env_file,
+            put_file=put_file,
+            dockerfile=dockerfile,
+            setup=setup,
+            setup_network=setup_network,
+            setup_file=setup_file,
+            setup_timeout_s=setup_timeout,
+        ),
+        rules=rules_of(policy_file or settings.policy_file, own.registry),
+        approval_s=settings.approval_s,
+        budgets=settings.budgets,
     )
-    try:
-        yield embedded.redis_url, embedded
-    finally:
-        embedded.close()
+    answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
+    if answerer is Approve.ALWAYS and chosen.policy is Policy.GUARDED and chosen.mode is WorkspaceMode.BIND:
+        print(UNASKED.format(directory=visible_line(str(directory), 200)), file=sys.stderr)
+    endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
+    endpoint = replace(endpoint, strict_tools=settings.strict_tools)
+    command = Command(request, endpoint, answerer.value, is_live=not json, tools=own)
+    finish(run_command(command, settings), as_json=json)
 
 
-async def _run_on(
-    redis_url: str, embedded: Embedded | None, command: Command, settings: Settings, signals: _Signals
-) -> SessionResult:
-    timeline = Timeline(sys.stderr, is_live=None if command.is_live else False)
-    model = ModelClient(await choose_model(command.model))
-    secrets = [value for value in (command.model.api_key, os.environ.get("OPENAI_API_KEY")) if value]
-    try:
-        async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
-            runner = SessionRunner(
-                command.request,
-                cluster=cluster,
-                model=model,
-                approver=_approver(command.approve, timeline, signals.first),
-                sinks=[timeline],
-                secrets=secrets,
-            )
-            async with _looked_after(embedded) as broken:
-                return await _attended(runner, signals, broken)
-    finally:
-        # What cannot be drawn any more is no reason to lose the result.
-        with contextlib.suppress(OSError, ValueError):
-            timeline.close()
-        await model.close()
-
-
-async def _attended(runner: SessionRunner, signals: _Signals, broken: "asyncio.Task[None]") -> SessionResult:
-    """Return the session's result; broken off when its cluster is gone or a second signal came.
-
-    Raises:
-        ConfigError: the embedded cluster could not begin.
-    """
-    session = asyncio.create_task(runner.run(signals.first), name=f"session {runner.session_id}")
-    second = asyncio.create_task(signals.second.wait())
-    try:
-        await asyncio.wait({session, second, broken}, return_when=asyncio.FIRST_COMPLETED)
-        if not session.done():
-            if broken.done():
-                fault = broken.exception()
-                runner.abandon(Ending("failed", f"cluster: {fault}"), finish_s=0.0)
-                await session
-                if isinstance(fault, ConfigError):
-                    raise fault
-            else:
-                runner.abandon(Ending("cancelled", "cancelled twice"), finish_s=HURRY_S)
-        return await session
-    finally:
-        second.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _looked_after(embedded: Embedded | None) -> "AsyncIterator[asyncio.Task[None]]":
-    """Yield a task that restarts a dead worker and fails when the embedded cluster cannot be kept up."""
-
-    async def look_after() -> None:
-        while True:
-            if embedded is not None:
-                words = embedded.look_after()
-                if words is not None:
-                    with contextlib.suppress(OSError, ValueError):
-                        print(f"sandhog: {words}", file=sys.stderr)
-            await asyncio.sleep(LOOK_AFTER_S)
-
-    task = asyncio.create_task(look_after(), name="look after the worker")
-    try:
-        yield task
-    finally:
-        await end(task)
-
-
-def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event) -> Approver:
-    match approve:
-        case "always":
-            return Always()
-        case "ask":
-            return TerminalApprover(timeline, cancelled, sys.stdin, sys.stderr)
-        case "wait":
-            return Elsewhere()
-        case _:
-            return Never()
-
-
-def check_directory(directory: Path) -> Path:
-    """Return the directory as an absolute path.
-
-    Raises:
-        ConfigError: there is none, or none that can be looked at.
-    """
-    try:
-        absolute = directory.expanduser().resolve()
-        is_directory = absolute.is_dir()
-    except (OSError, RuntimeError) as exc:
-        raise ConfigError(f"--workspace {directory}: it cannot be used: {exc}") from exc
-    if not is_directory:
-        raise ConfigError(f"--workspace {directory}: there is no such directory.")
-    return absolute
-
-
-def own_tools(paths: Sequence[str | Path]) -> LoadedTools:
-    """Return the built-in tools, those of installed packages and those of these files.
-
-    Raises:
-        ConfigError: they cannot be loaded; says which and why.
-    """
-    try:
-        return load_tools(paths)
-    except ToolsUnusable as exc:
-        raise ConfigError(f"Your own tools cannot be loaded: {exc}") from exc
+def _prompt(argument: str) -> str:
+    prompt = sys.stdin.read() if argument == "-" else argument
+    if not prompt.strip():
+        raise ConfigError("The prompt is empty.")
+    return prompt
