@@ -4,6 +4,7 @@ SandhogError
 ├── ConfigError            bad usage or settings: exit 2
 ├── ModelError             the endpoint
 │   ├── ModelRefused       it said no: asking again changes nothing
+│   ├── ContextTooLong     the messages are more than the model's window takes: they are compacted and sent again
 │   ├── ModelUnavailable   overloaded, away or too slow: asking later may help
 │   └── ReplyBroken        its answer was cut or is not the protocol
 ├── ClusterBroken          the embedded Redis or worker is gone for good: the session ends
@@ -40,6 +41,20 @@ class ModelError(SandhogError):
 
 class ModelRefused(ModelError):
     """The request itself is not accepted (bad request, key, rights, model name)."""
+
+
+class ContextTooLong(ModelError):
+    """The messages are more than the model's window takes.
+
+    Args:
+        limit_tokens: The window's size, where the endpoint's words say it.
+    """
+
+    def __init__(
+        self, message: str, *, status: int | None = None, code: str | None = None, limit_tokens: int | None = None
+    ) -> None:
+        super().__init__(message, status=status, code=code)
+        self.limit_tokens = limit_tokens
 
 
 class ModelUnavailable(ModelError):

@@ -208,7 +208,9 @@ class ReplyGatherer:
             return
         self._raw_usage = usage
         prompt, completion, total = (_count(usage.get(f"{kind}_tokens")) for kind in ("prompt", "completion", "total"))
-        self._usage = Usage(prompt, completion, total or prompt + completion)
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        self._usage = Usage(prompt, completion, total or prompt + completion, min(cached, prompt))
 
     def _raw(self, text: str, refusal: str | None, calls: list[CallFragments]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", **settled(self._message), "content": text or None}

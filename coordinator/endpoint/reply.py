@@ -18,6 +18,10 @@ class Usage:
     """Tokens made."""
     total_tokens: int = 0
     """Both together."""
+    cached_tokens: int = 0
+    """Of those sent: what the endpoint had in its cache."""
+    is_estimated: bool = False
+    """Some of it was not said by the endpoint but reckoned from sizes."""
 
     def plus(self, other: "Usage | None") -> "Usage":
         """The sum of both; `None` counts as nothing."""
@@ -27,6 +31,8 @@ class Usage:
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.total_tokens + other.total_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.is_estimated or other.is_estimated,
         )
 
 
