@@ -4,7 +4,6 @@ SandhogError
 ├── ConfigError            bad usage or settings: exit 2
 ├── ModelError             the endpoint
 │   ├── ModelRefused       it said no: asking again changes nothing
-│   │   └── ContextTooLong  the messages are more than the model takes: a shorter history may do
 │   ├── ContextTooLong     the messages are more than the model's window takes: they are compacted and sent again
 │   ├── ModelUnavailable   overloaded, away or too slow: asking later may help
 │   └── ReplyBroken        its answer was cut or is not the protocol
@@ -49,20 +48,6 @@ class ContextTooLong(ModelError):
 
     Args:
         limit_tokens: The window's size, where the endpoint's words say it.
-    """
-
-    def __init__(
-        self, message: str, *, status: int | None = None, code: str | None = None, limit_tokens: int | None = None
-    ) -> None:
-        super().__init__(message, status=status, code=code)
-        self.limit_tokens = limit_tokens
-
-
-class ContextTooLong(ModelRefused):
-    """The messages, or they and the reply that was asked for, exceed what the model takes.
-
-    Args:
-        limit_tokens: The model's window as the endpoint's words name it; None when they do not.
     """
 
     def __init__(
