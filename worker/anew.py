@@ -1,4 +1,7 @@
-"""Starting a node's process anew in its place: the same process id, owner and settings, no thread of before."""
+"""The end of one life of a node that another is to follow: its boxes live on and are adopted by the next.
+
+Either in its place, with the same process id, owner and settings and no thread of before, or by whoever starts it again.
+"""
 
 import logging
 import os
@@ -22,13 +25,28 @@ class Anew:
         self._drain = drain
         self._running = running
         self._let_go = let_go
+        self._has_begun = threading.Lock()
 
     def begin(self) -> None:
-        """Begin; comes back at once."""
-        threading.Thread(target=self._run, name="anew", daemon=True).start()
-
-    def _run(self) -> None:
+        """Begin to start anew in this place; comes back at once."""
         log.error("the node is started anew")
+        self._begin(replace_process)
+
+    def hand_over(self, last: Callable[[], None]) -> None:
+        """Begin to end for another process to follow, such as a newer version, after `last`; comes back at once."""
+
+        def finish() -> None:
+            last()
+            os._exit(0)
+
+        log.warning("the node hands its boxes over to its next life")
+        self._begin(finish)
+
+    def _begin(self, finish: Callable[[], None]) -> None:
+        if self._has_begun.acquire(blocking=False):
+            threading.Thread(target=self._run, args=(finish,), name="anew", daemon=True).start()
+
+    def _run(self, finish: Callable[[], None]) -> None:
         self._drain()
         deadline = time.monotonic() + DRAIN_S
         while self._running() and time.monotonic() < deadline:
@@ -38,7 +56,7 @@ class Anew:
         except Exception:
             # The next life sweeps what is left.
             log.exception("not everything could be let go")
-        replace_process()
+        finish()
 
 
 def replace_process() -> None:

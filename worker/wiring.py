@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from celery.signals import worker_shutting_down
+from celery.signals import worker_ready, worker_shutting_down
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -103,10 +103,17 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         # In a thread: this is called from a signal's handler, which must not wait for Redis.
         threading.Thread(target=lease.drain, name="drain", daemon=True).start()
 
+    def take_hang_up(**_: object) -> None:
+        # Celery has put its own handlers by then. An owned node's boxes are its owner's to end.
+        if settings.owner_fd is None:
+            signal.signal(signal.SIGHUP, lambda *_: anew.hand_over(lease.close))
+
     worker_shutting_down.connect(drain, weak=False)
+    worker_ready.connect(take_hang_up, weak=False)
     try:
         worker.start()
     finally:
+        worker_ready.disconnect(take_hang_up)
         worker_shutting_down.disconnect(drain)
         machine.upkeep.close()
         lease.close()

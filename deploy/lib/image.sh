@@ -105,18 +105,22 @@ archive_of() {
     [ -n "$address" ] && printf '%s\n' "$address"
 }
 
-# build_from_distribution SCRATCH TAG: debootstrap of this machine's own release, signatures checked.
-build_from_distribution() {
+# build_from_distribution SCRATCH TAG
+build_from_distribution() { import_distribution "$1" "$2" "$DEPLOY/box-packages.txt" "$(recipe_hash)"; }
+
+# import_distribution SCRATCH TAG PACKAGES_FILE RECIPE: an image by debootstrap of this machine's own release, signatures
+# checked, labelled with the hash of its recipe.
+import_distribution() {
     local root=$1/root release distribution archive keyring components=main
-    may_install || die "the box image needs root to be built from packages, and no registry gives $BASE_IMAGE" \
-        "Either make the image reachable:  docker pull $BASE_IMAGE" \
-        "or build it once as root:         sudo bash $DEPLOY/setup.sh"
+    may_install || die "the image $2 needs root to be built from packages, and no registry gives $BASE_IMAGE" \
+        "Either make the image reachable:   docker pull $BASE_IMAGE" \
+        "or run this command once as root"
     # shellcheck disable=SC1091
     read -r distribution release < <(. /etc/os-release && echo "${ID:-} ${VERSION_CODENAME:-}")
     case $distribution in
     debian) keyring=debian-archive-keyring ;;
     ubuntu) keyring=ubuntu-keyring components=main,universe ;;
-    *) die "cannot build the box image from the packages of '$distribution'" \
+    *) die "cannot build images from the packages of '$distribution'" \
         "Make a public base image reachable and run this again:  docker pull $BASE_IMAGE" ;;
     esac
     need_packages debootstrap "$keyring" gpgv
@@ -126,13 +130,13 @@ build_from_distribution() {
     esac
     archive=$(archive_of "$release") || { refresh_package_lists && archive=$(archive_of "$release"); } ||
         die "apt on this machine names no archive for '$release main'"
-    say "building the box image from the packages of $distribution $release"
-    unpack_distribution "$root" "$release" "$components" "$archive" "$keyring"
+    say "building ${2%%:*} from the packages of $distribution $release"
+    unpack_distribution "$root" "$release" "$components" "$archive" "$keyring" "$3"
     trim_root "$root"
     # /proc and /sys stay out whatever is mounted there: they would carry this machine into the image.
     tar -C "$root" --numeric-owner --one-file-system --exclude='./proc/*' --exclude='./sys/*' -c . | docker import \
         --change "ENV PATH=$BOX_PATH" --change 'ENV LANG=C.UTF-8' --change 'CMD ["bash"]' \
-        --change "LABEL sandhog.image=$(recipe_hash)" - "$2" >/dev/null || die "the box image could not be imported"
+        --change "LABEL sandhog.image=$4" - "$2" >/dev/null || die "the image $2 could not be imported"
 }
 
 # need_packages NAME …: installs those of them that are missing.
@@ -144,7 +148,7 @@ need_packages() {
     [ ${#missing[@]} -eq 0 ] || install_packages "${missing[@]}" || die "apt-get could not install ${missing[*]}"
 }
 
-# unpack_distribution ROOT RELEASE COMPONENTS ARCHIVE KEYRING
+# unpack_distribution ROOT RELEASE COMPONENTS ARCHIVE KEYRING PACKAGES_FILE
 unpack_distribution() {
     local proxy apart=()
     # A mount namespace of its own takes debootstrap's mounts along when it ends.
@@ -156,8 +160,8 @@ unpack_distribution() {
     proxy=$(apt-config shell value Acquire::http::Proxy) && eval "$proxy" && proxy=${value:-}
     if [ -n "$proxy" ] && [ "$proxy" != DIRECT ]; then export http_proxy="${http_proxy:-$proxy}"; fi
     quietly debootstrap "${apart[@]}" debootstrap --force-check-gpg --keyring="$5" --variant=minbase --components="$3" \
-        --include="$(paste -sd , "$DEPLOY/box-packages.txt")" "$2" "$1" "$4" ||
-        die "the packages for the box image could not be unpacked"
+        --include="$(paste -sd , "$6")" "$2" "$1" "$4" ||
+        die "the packages for the image could not be unpacked"
 }
 
 # trim_root ROOT: what only a machine that installs, documents or boots would need.
