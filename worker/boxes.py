@@ -61,7 +61,11 @@ class _Seat:
     box: Box | None = None
     workspace: Workspace | None = None
     note: str = ""
-    """Told to the model with its next answer."""
+    """Told with its next answer to each conversation that had the box which was lost last."""
+    losses: int = 0
+    """How many boxes were lost; this and `heard` are guarded by the lock of its Boxes."""
+    heard: dict[str, int] = field(default_factory=dict)
+    """Of how many losses each conversation was told: the session's own, and those of its sub-agents."""
     generation: int = 0
     """Of the session, as the box's record has it."""
     renewed_at: float = 0.0
@@ -195,7 +199,7 @@ class Boxes:
                 if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < idle_s:
                     continue
                 _end(seat)
-                seat.note = IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST
+                self._tell(seat, IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST)
                 if self._places is not None:
                     self._places.give_back(session)
                     seat.is_placeless = True
@@ -220,15 +224,20 @@ class Boxes:
             if seat.box is box:
                 self._drop(seat, str(why))
 
-    def take_note(self, session: str) -> str:
-        """Return what the model must be told about its box with its next answer, once; "" for nothing."""
+    def take_note(self, session: str, conversation: str) -> str:
+        """Return what must be told about the session's box with a conversation's next answer, once; "" for nothing.
+
+        Args:
+            session: Whose box it is.
+            conversation: That session, or one of its sub-agents; a new one of these had no box to lose.
+        """
         with self._guard:
             seat = self._seats.get(session)
-        if seat is None or not seat.note:
-            return ""
-        with seat.lock:
-            note, seat.note = seat.note, ""
-            return note
+            if seat is None:
+                return ""
+            heard = seat.heard.get(conversation, 0 if conversation == session else seat.losses)
+            seat.heard[conversation] = seat.losses
+            return seat.note if heard < seat.losses else ""
 
     def finish(self, order: FinishOrder) -> FinishOutcome:
         """End the session's box and return what its workspace became. Idempotent."""
@@ -275,7 +284,12 @@ class Boxes:
         assert seat.box is not None
         seat.box.close()
         seat.box = None
-        seat.note = f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}"
+        self._tell(seat, f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}")
+
+    def _tell(self, seat: _Seat, note: str) -> None:
+        """Have the note told to every conversation that had the box."""
+        with self._guard:
+            seat.note, seat.losses = note, seat.losses + 1
 
     def _sit(self, seat: _Seat, box: Box, generation: int) -> None:
         seat.box, seat.generation = box, generation

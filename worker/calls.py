@@ -31,7 +31,7 @@ from worker.contract.scripts import ClaimVerdict
 from worker.gates.gate import GateCall, Handler
 from worker.own_tools import OwnTools
 from worker.patience import patiently
-from worker.spill import SpillFile, Spills
+from worker.spill import SpillFile, Spills, spill_name
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +122,20 @@ class Calls:
             _trim(self._cancelled)
         self._own.cancel(call_keys)
         for call_key in call_keys:
-            box = self._boxes.running_box(call_key.split(":", 1)[0])
+            box = self._box_of(call_key.split(":", 1)[0])
             if box is not None:
                 # A box that does not answer holds up neither the others nor the thread that takes orders.
                 thread = threading.Thread(target=_cancel, args=(box, call_key), name=f"cancel-{call_key}", daemon=True)
                 thread.start()
+
+    def _box_of(self, session: str) -> Box | None:
+        """Return the box in which a session's calls run; those of a sub-agent run in that of the session above it."""
+        while session:
+            box = self._boxes.running_box(session)
+            if box is not None:
+                return box
+            session = session.rpartition(keys.CHILD_MARK)[0]
+        return None
 
     def _accept(self, call_key: str, future: Future[CallOutcome]) -> bool:
         with self._guard:
@@ -152,6 +161,9 @@ class Calls:
         token = f"{self._incarnation}/{uuid.uuid4().hex}"
         names = [keys.claim(str(key)), keys.session(key.session)]
         arguments: list[str | int] = [token, key.generation, key.step, keys.CLAIM_TTL_S]
+        if key.session != order.box.session:
+            names.append(keys.session(order.box.session))
+            arguments.append(order.box.generation)
         verdict = patiently(lambda: self._claim(keys=names, args=arguments))
         verdict = ClaimVerdict(verdict.decode() if isinstance(verdict, bytes) else verdict)
         if verdict is not ClaimVerdict.GRANTED:
@@ -159,7 +171,7 @@ class Calls:
 
     def _through_gates(self, order: CallOrder, *, joining: bool) -> CallOutcome:
         claimed_at, started = self._clock(), time.monotonic()
-        spill = self._spills.file(Path(order.box.session_dir), order.key, joining=joining)
+        spill = self._spills.file(Path(order.box.session_dir), spill_name(order), joining=joining)
         whole = self._checked(order, spill, joining)
         result, cut = budget.fit(whole, spill, order.result_bytes)
         if spill.flaw is SpillFlaw.VOLUME:
@@ -175,11 +187,15 @@ class Calls:
             cut=cut,
             spill_path=spill.box_path if spill.is_written else "",
             spill_hint=whereabouts(spill) if spill.flaw is not None else "",
-            # The call that lost the box says so itself; the note is for the first one in the fresh box.
-            box_note="" if result.error_code is ErrorCode.BOX_LOST else self._boxes.take_note(order.key.session),
+            box_note=self._note(order, result),
             queue_ms=max(0.0, (claimed_at - order.sent_at) * 1000),
             run_ms=(time.monotonic() - started) * 1000,
         )
+
+    def _note(self, order: CallOrder, result: ToolResult) -> str:
+        """Return what the conversation must be told of its box; the call that lost the box says so itself."""
+        is_lost = result.error_code is ErrorCode.BOX_LOST
+        return "" if is_lost else self._boxes.take_note(order.box.session, order.key.session)
 
     def _checked(self, order: CallOrder, spill: SpillFile, joining: bool) -> ToolResult:
         tool: Tool[BaseModel] | None = self._registry.get(order.tool)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from worker.contract import keys
+
 log = logging.getLogger(__name__)
 
 KEPT = 200
@@ -28,10 +30,12 @@ _CURSORS = TypeAdapter(dict[str, _Cursor])
 
 
 class FileCursors:
-    """The cursors of one session for one call. Its calls must come one after another."""
+    """The cursors of one conversation for one call. Its calls must come one after another."""
 
     def __init__(self, session_dir: Path, call_key: str) -> None:
-        self._path = session_dir / "background.json"
+        # Sub-agents that run at the same time must not write one file.
+        child = call_key.partition(":")[0].partition(keys.CHILD_MARK)[2]
+        self._path = session_dir / (f"background-{child}.json" if child else "background.json")
         self._call = call_key
 
     def begin(self, name: str) -> int:

@@ -12,10 +12,22 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from tools.spilling import SpillFlaw
-from worker.contract.orders import CallKey
+from worker.contract import keys
+from worker.contract.orders import CallKey, CallOrder
 
 BOX_DIR = "/spill"
 MIB = 1024 * 1024
+
+
+def spill_name(order: CallOrder) -> str:
+    """Return what a call's file is called: in one directory lie those of a session and of its sub-agents."""
+    key = order.key
+    child = key.session.removeprefix(order.box.session).removeprefix(keys.CHILD_MARK)
+    return f"{child}{keys.CHILD_MARK}{_name_of(key)}" if child else _name_of(key)
+
+
+def _name_of(key: CallKey) -> str:
+    return f"{key.generation}-{key.step}-{key.index}-{key.attempt}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ class SpillFile:
             joining: Go on with the file that an earlier life of the node began.
         """
         if isinstance(name, CallKey):
-            name = f"{name.generation}-{name.step}-{name.index}-{name.attempt}"
+            name = _name_of(name)
         self.box_path = f"{BOX_DIR}/{name}.txt"
         self.written_bytes = 0
         self.flaw: SpillFlaw | None = None

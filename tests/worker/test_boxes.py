@@ -183,10 +183,10 @@ def test_a_session_that_had_a_box_never_gets_a_warm_one_and_keeps_its_user(
 
     assert waiting(boxes) == [ready_box]
     assert sh(fresh, "id -u; cat mine; echo more >> mine") == user + "mine\n"
-    note = boxes.take_note("s")
+    note = boxes.take_note("s", "s")
     assert "lost" in note
     assert "Kept: all files below /workspace" in note
-    assert boxes.take_note("s") == ""
+    assert boxes.take_note("s", "s") == ""
 
 
 def test_a_bound_directory_never_gets_a_warm_box(make: Make, order: MakeOrder, until: Until) -> None:
@@ -231,7 +231,7 @@ def test_an_idle_session_gives_its_place_back_and_goes_on_later(
     fresh = boxes.box_for(order())
     assert redis_client.zrange(keys.places(node), 0, -1) == [b"s"]
     assert sh(fresh, "pwd; cat mine") == "/workspace\nmine\n"
-    note = boxes.take_note("s")
+    note = boxes.take_note("s", "s")
     assert "without a call" in note
     assert "Kept" in note
 

@@ -140,7 +140,7 @@ def test_a_box_that_wrote_too_much_is_ended_and_the_next_call_is_told(
     assert lost.value.reason is LossReason.DISK
     assert "8 MiB that are allowed" in lost.value.detail
     fresh = boxes.box_for(order("tight"))
-    assert "wrote too much" in boxes.take_note("s-tight")
+    assert "wrote too much" in boxes.take_note("s-tight", "s-tight")
     assert sh(fresh, "cat /workspace/a.txt; rm -f /workspace/x") == "alpha\n"
     assert boxes.end_overfull() == []
 

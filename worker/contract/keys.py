@@ -22,6 +22,9 @@ REPLY_TTL_S = 86_400
 GRANT_TTL_S = 3_600
 """A human's yes that nobody used."""
 
+CHILD_MARK = "."
+"""Stands in a sub-agent's session id between the id of the session above it and its own name."""
+
 
 def queue(node: str) -> str:
     """Return the name of a node's own Celery queue."""
