@@ -24,6 +24,9 @@ from coordinator.session.events import (
     BoxReplaced,
     CallFinished,
     CallStarted,
+    ChildEnded,
+    ChildEvent,
+    ChildStarted,
     Event,
     ModelReplied,
     Notice,
@@ -59,6 +62,8 @@ class Timeline:
     ) -> None:
         self._clock = clock
         self._started_s: float | None = None
+        self._speaker = ""
+        """The sub-agent whose lines were shown last."""
         if is_live is None:
             is_live = stream.isatty() and not Console(file=stream).is_dumb_terminal
         self._show: _Live | _Plain = _Live(stream, clock) if is_live else _Plain(stream)
@@ -90,6 +95,13 @@ class Timeline:
                 self._show.lines(wording.todos_written(event, width))
             case BoxReplaced():
                 self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
+            case ChildStarted():
+                self._show.lines(wording.child_started(event, width))
+            case ChildEvent():
+                self._child(event)
+            case ChildEnded():
+                self._speaker = ""
+                self._show.lines(wording.child_ended(event, width))
             case Notice():
                 # A warning while text comes means that this text is void: its reply is asked for again.
                 if event.level != "info":
@@ -118,6 +130,15 @@ class Timeline:
         # A final answer is shown once, by the end of the session.
         if event.calls and event.text.strip():
             self._show.lines([Line(visible(event.text).rstrip("\n"))])
+
+    def _child(self, event: ChildEvent) -> None:
+        lines = wording.child_did(event.event, self._show.width)
+        if not lines:
+            return
+        if self._speaker != event.child:
+            self._speaker = event.child
+            lines.insert(0, wording.speaker(event, self._show.width))
+        self._show.lines(lines)
 
     def _ended(self, event: SessionEnded) -> None:
         elapsed_s = None if self._started_s is None else self._clock() - self._started_s

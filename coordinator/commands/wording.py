@@ -6,7 +6,13 @@ from coordinator.commands.marking import marked_lines
 from coordinator.session.events import (
     ApprovalAnswered,
     ApprovalAsked,
+    BoxReplaced,
     CallFinished,
+    ChildEnded,
+    ChildEvent,
+    ChildStarted,
+    Event,
+    Notice,
     SessionEnded,
     SessionStarted,
     TodosWritten,
@@ -19,6 +25,9 @@ MIN_WIDTH = 40
 GLYPHS = {"success": "✓", "partial": "◐", "error": "✗"}
 TODO_GLYPHS = {"pending": ("☐", ""), "in_progress": ("▸", "bold"), "completed": ("☑", "dim")}
 STYLES = {"success": "green", "partial": "yellow", "error": "red"}
+
+CHILD = "  ┆ "
+"""Before every line of a sub-agent."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,54 @@ def todos_written(event: TodosWritten, width: int) -> list[Line]:
         glyph, style = TODO_GLYPHS[todo.status]
         lines.append(Line(f"  {glyph} {visible_line(todo.content, max(width - 4, 10))}", style))
     return lines
+
+
+def child_started(event: ChildStarted, width: int) -> list[Line]:
+    """Which sub-agent begins."""
+    return [Line(f"{CHILD}▸ {event.profile}: {visible_line(event.description, max(width - 20, 10))}", "cyan")]
+
+
+def speaker(event: ChildEvent, width: int) -> Line:
+    """Whose lines follow."""
+    return Line(f"{CHILD}{visible_line(event.description, max(width - 8, 10))}:", "dim")
+
+
+def child_did(event: Event, width: int) -> list[Line]:
+    """What a sub-agent did, below its session's own calls; nothing for what is its transcript's matter."""
+    inner = width - len(CHILD)
+    match event:
+        case CallFinished():
+            lines = call_finished(event, inner)
+        case ApprovalAsked():
+            lines = approval_asked(event, inner)
+        case ApprovalAnswered():
+            lines = approval_answered(event, inner)
+        case BoxReplaced():
+            lines = [Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")]
+        case Notice() if event.level != "info":
+            lines = [Line(f"  ! {visible(event.text)}", "yellow")]
+        case ChildStarted():
+            lines = child_started(event, inner)
+        case ChildEvent():
+            lines = child_did(event.event, inner)
+        case ChildEnded():
+            lines = child_ended(event, inner)
+        case _:
+            lines = []
+    return [Line(CHILD + line.text.replace("\n", f"\n{CHILD}"), line.style) for line in lines]
+
+
+def child_ended(event: ChildEnded, width: int) -> list[Line]:
+    """How a sub-agent ended, and what it cost."""
+    why = "" if event.status == "completed" else f": {visible_line(event.stop_reason, width)}"
+    facts = [
+        f"{event.status}{why}",
+        counted(event.steps, "step"),
+        counted(event.calls, "call"),
+        f"{event.usage.total_tokens:,} tokens",
+    ]
+    style = "cyan" if event.status == "completed" else "yellow"
+    return [Line(f"{CHILD}◂ {visible_line(event.description, 40)} · {' · '.join(facts)}", style)]
 
 
 def ended(event: SessionEnded, elapsed_s: float | None, width: int) -> list[Line]:

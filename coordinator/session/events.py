@@ -1,6 +1,6 @@
 """What happened in a session, one frozen model per kind: loop → **events** → transcript, timeline.
 
-The loop hands every event to its sinks in order. The transcript keeps them as they are (all but `TextDelta`),
+The loop hands every event to its sinks in order. The transcript keeps them as they are (all but `SHOWN_ONLY`),
 the timeline shows them. A reader of an older or newer transcript ignores fields it does not know.
 """
 
@@ -241,6 +241,66 @@ class BoxReplaced(_Event):
     """What ended the old box."""
 
 
+class ChildStarted(_Event):
+    """A sub-agent begins: a session of its own in the same box."""
+
+    type: Literal["child_started"] = "child_started"
+    step: int
+    """The step of the call that it answers."""
+    index: int
+    """That call's place in the reply, from 0."""
+    child: str
+    """The sub-agent's session id."""
+    description: str
+    """What it is to do, in a few words."""
+    profile: str
+    """explore or general."""
+    transcript: str
+    """Path of its own transcript, relative to the directory of this one."""
+
+
+class ChildEvent(_Event):
+    """What a sub-agent does, while it does it; shown, never kept here: its own transcript has it."""
+
+    type: Literal["child_event"] = "child_event"
+    step: int
+    """The step of the call that it answers."""
+    index: int
+    """That call's place in the reply, from 0."""
+    child: str
+    """The sub-agent's session id."""
+    description: str
+    """What it is to do, in a few words."""
+    event: "Event"
+    """What happened in it."""
+
+
+class ChildEnded(_Event):
+    """A sub-agent is done."""
+
+    type: Literal["child_ended"] = "child_ended"
+    step: int
+    """The step of the call that it answers."""
+    index: int
+    """That call's place in the reply, from 0."""
+    child: str
+    """The sub-agent's session id."""
+    description: str = ""
+    """What it was to do, in a few words."""
+    status: SessionStatus
+    """How it ended."""
+    stop_reason: str
+    """Why, in one word or a short sentence."""
+    steps: int
+    """Model replies."""
+    calls: int
+    """Tool calls answered."""
+    usage: Usage = Usage()
+    """Sum over all its replies and those of its own sub-agents; it counts as the session's too."""
+    transcript: str
+    """Path of its own transcript, relative to the directory of this one."""
+
+
 class Notice(_Event):
     """Something the reader should know that is none of the others."""
 
@@ -285,10 +345,16 @@ Event = (
     | ApprovalAnswered
     | TodosWritten
     | BoxReplaced
+    | ChildStarted
+    | ChildEvent
+    | ChildEnded
     | Notice
     | SessionEnded
 )
 """Any event."""
+
+SHOWN_ONLY = (TextDelta, ChildEvent)
+"""Kinds that no transcript keeps."""
 
 EventSink = Callable[[Event], None]
 """Takes one event and does not block for long. A `SandhogError` from it ends the session: it could not be kept."""

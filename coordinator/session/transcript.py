@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.errors import TranscriptError
-from coordinator.session.events import Event, TextDelta, parse_event
+from coordinator.session.events import SHOWN_ONLY, Event, parse_event
 from coordinator.session.redact import Redactor
 
 VERSION = 1
@@ -80,7 +80,7 @@ class Transcript:
         Raises:
             TranscriptError: It could not be written whole; the file ends with the line before.
         """
-        if isinstance(event, TextDelta):
+        if isinstance(event, SHOWN_ONLY):
             return
         at = self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = self._redactor.value(event.model_dump())
