@@ -11,6 +11,25 @@ from worker.contract.orders import BoxOrder, NodeLife, Policy
 
 
 @dataclass(frozen=True)
+class Above:
+    """How far a session is that waits for a sub-agent's answer."""
+
+    session: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class ChildSession:
+    """A sub-agent's conversation."""
+
+    session: str
+    generation: int
+    above: tuple[Above, ...]
+    """Those that wait for its answer, the session itself first."""
+
+
+@dataclass(frozen=True)
 class Seat:
     """Where a session runs and under which rules."""
 
@@ -26,6 +45,18 @@ class Seat:
     """The tools that the principal may use; None is all."""
     attributes: Mapping[str, str] = field(default_factory=dict)
     """What else is known of the principal; told to own tools."""
+    child: ChildSession | None = None
+    """The sub-agent that sits here, in the box of the session above it; None for that session itself."""
+
+    @property
+    def session(self) -> str:
+        """Whose conversation it is; the box may be that of the session above it."""
+        return self.child.session if self.child else self.box.session
+
+    @property
+    def generation(self) -> int:
+        """The conversation's generation."""
+        return self.child.generation if self.child else self.box.generation
 
     @property
     def terms(self) -> Terms:
