@@ -18,11 +18,12 @@ from sandbox.engine_api import Engine
 from sandbox.errors import BoxLost, LossReason, SandboxError
 from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
-from worker import workspace
+from worker import checking, workspace
 from worker.background import keep_background_output
+from worker.contract.checks import Check, CheckOutcome
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.disk import DiskWatch
-from worker.errors import BoxUnavailable, WorkspaceRefused
+from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
 from worker.files_in import put_files
 from worker.places import Places
 from worker.setup import Setup
@@ -110,6 +111,8 @@ class Boxes:
         self._seats: dict[str, _Seat] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         """Generation in which each session was ended here."""
+        self._checked_boxes: dict[str, Box] = {}
+        """Boxes in which checks run, whose seats are locked."""
         self._guard = threading.Lock()
         self._is_closed = False
 
@@ -244,28 +247,75 @@ class Boxes:
         if self._setup is not None:
             self._setup.cancel(order.box.session)
         seat = self._seat(order.box.session)
+        checked: CheckOutcome | None = None
         with seat.lock:
             with self._guard:
-                self._seats.pop(order.box.session, None)
                 self._finished[order.box.session] = order.box.generation
                 self._finished.move_to_end(order.box.session)
                 while len(self._finished) > KEPT_FINISHED:
                     self._finished.popitem(last=False)
             if seat.box is not None:
                 keep_background_output(seat.box, Path(order.box.session_dir), self._spills)
+            if order.check is not None:
+                checked = self._checked(seat, order.box, order.check)
             _end(seat)
+            with self._guard:
+                self._seats.pop(order.box.session, None)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:
-                return workspace.finish_copy(order.box, apply=order.apply, keep=order.keep_workspace)
-            return workspace.finish_bind(order.box)
+                outcome = workspace.finish_copy(order.box, apply=order.apply, keep=order.keep_workspace)
+            else:
+                outcome = workspace.finish_bind(order.box)
         except (WorkspaceRefused, OSError) as exc:
-            return FinishOutcome(session=order.box.session, error=str(exc))
+            outcome = FinishOutcome(session=order.box.session, error=str(exc))
+        return outcome.model_copy(update={"check": checked})
+
+    def _checked(self, seat: _Seat, order: BoxOrder, check: Check) -> CheckOutcome:
+        """Return what the check says of the session's workspace, run now if it was not yet. The seat's lock is held."""
+        session_dir = Path(order.session_dir)
+        known = checking.known_outcome(session_dir)
+        if known is not None:
+            return known
+        try:
+            if seat.box is not None:
+                checking.end_commands(seat.box)
+            if order.workspace_mode is WorkspaceMode.COPY:
+                workspace.collect_copy(order)
+            outcome = checking.run_check(check, order, *self._check_seat(seat, order, check))
+            checking.remember(session_dir, outcome)
+        except (BoxUnavailable, WorkspaceRefused, ResultFailed, OSError) as exc:
+            return CheckOutcome(error=f"The check was not run: {exc}", is_infrastructure=True)
+        finally:
+            with self._guard:
+                self._checked_boxes.pop(order.session, None)
+        return outcome
+
+    def _check_seat(self, seat: _Seat, order: BoxOrder, check: Check) -> tuple[Box, Workspace]:
+        """Return the box that the check runs in, and its workspace."""
+        if check.is_fresh:
+            _end(seat)
+            extras = order.extras.model_copy(update={"allow_hosts": check.hosts})
+            order = order.model_copy(update={"extras": extras})
+        if seat.box is None or not seat.box.is_alive():
+            _end(seat)
+            self._take_place(seat, order.session)
+            self._sit(seat, self._start(seat, order), order.generation)
+        assert seat.box is not None
+        with self._guard:
+            if self._is_closed:
+                raise BoxUnavailable("the node is ending")
+            self._checked_boxes[order.session] = seat.box
+        seat.workspace = seat.workspace or workspace.prepare(order)
+        return seat.box, seat.workspace
 
     def close(self) -> None:
         """End every box of this node."""
         with self._guard:
             self._is_closed = True
             seats, self._seats = list(self._seats.values()), {}
+            checked = list(self._checked_boxes.values())
+        for box in checked:
+            box.close()
         if self._setup is not None:
             self._setup.close()
         if self._warm is not None:

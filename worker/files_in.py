@@ -34,7 +34,7 @@ def put_files(order: BoxOrder, place: Workspace) -> None:
     for number, file in enumerate(order.extras.files):
         for root in roots:
             try:
-                _put(session_dir / FILES_DIR / str(number), root, file, place, may_replace=len(roots) > 1)
+                put_file(session_dir / FILES_DIR / str(number), root, file, place, may_replace=len(roots) > 1)
             except FileExistsError as error:
                 words = f"{file.path} is in the workspace already; a file of yours is not overwritten."
                 raise WorkspaceRefused(words) from error
@@ -43,7 +43,12 @@ def put_files(order: BoxOrder, place: Workspace) -> None:
     (session_dir / DONE).touch()
 
 
-def _put(source: Path, root: Path, file: FileIn, place: Workspace, *, may_replace: bool) -> None:
+def put_file(source: Path, root: Path, file: FileIn, place: Workspace, *, may_replace: bool) -> None:
+    """Put one file below a root; no link is followed.
+
+    Raises:
+        OSError: it cannot be put, or stands there and may not be replaced.
+    """
     directory, _, name = file.path.rpartition("/")
     parent = _directory(root, directory, place)
     try:

@@ -32,6 +32,8 @@ FIRST_AGENT_UID = 600_000
 AGENT_UIDS = 1_400_000
 """Ends below 2,097,151, the largest id that a tar archive of the plain format can hold."""
 LOCK_TIMEOUT_S = 600.0
+COLLECTED = "collected"
+"""In the session's directory: its patch is made, whatever happens in the copy from now on."""
 
 _LOCK_POLL_S = 0.05
 
@@ -267,6 +269,19 @@ def release(order: BoxOrder, keep: bool) -> None:
         remove_tree(session_dir / name)
 
 
+def collect_copy(order: BoxOrder) -> None:
+    """Make a private copy's patch and result before something that is not the session's work changes it. Idempotent.
+
+    Raises:
+        OSError, ResultFailed, WorkspaceRefused: they cannot be made.
+    """
+    session_dir = Path(order.session_dir)
+    with _locked(session_dir):
+        if not (session_dir / COLLECTED).exists():
+            _collect(session_dir, session_dir / "patch.diff")
+            write_durably(session_dir / COLLECTED, [])
+
+
 def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutcome:
     """Write a private copy's patch and result, apply it if asked, and release the copy. Idempotent.
 
@@ -306,7 +321,7 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutco
 def _collect(session_dir: Path, patch_path: Path) -> Changes:
     """Return the copy's changes, now on disk as patch and result; the kept ones where the copy is gone already."""
     work, base = session_dir / "work", session_dir / "base"
-    if work.exists():
+    if work.exists() and not (session_dir / COLLECTED).exists():
         changes = changes_between(base, work)
         write_durably(patch_path, pieces(changes, base, work))
         save_result(session_dir, changes, work)

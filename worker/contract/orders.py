@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from worker.contract.checks import Check, CheckOutcome
 from worker.contract.extras import BoxExtras
 
 CONTRACT_VERSION = 1
@@ -228,6 +229,8 @@ class FinishOrder(Contract):
     """Put the changes of a private copy into the directory it was copied from."""
     keep_workspace: bool = False
     """Leave the private copy on the volume."""
+    check: Check | None = None
+    """Run on the workspace once the patch is made, before the box goes."""
 
 
 class FinishOutcome(Contract):
@@ -246,6 +249,8 @@ class FinishOutcome(Contract):
     """What a person should know: set-id bits stripped, files too large for the patch, …"""
     error: str | None = None
     """Why the result could not be had, in words; the box is gone all the same."""
+    check: CheckOutcome | None = None
+    """What the order's check said."""
 
 
 class NodeLife(Contract):
