@@ -4,7 +4,7 @@ Key names and scripts are the contract's; this is their asynchronous side. A scr
 library, and each of them may be repeated by its caller.
 """
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -49,6 +49,8 @@ class Store:
     def __init__(self, client: Redis) -> None:
         self._redis = client
         self._open_session = client.register_script(scripts.OPEN_SESSION)
+        self._adopt = client.register_script(scripts.ADOPT)
+        self._own = client.register_script(scripts.OWN)
         self._begin_step = client.register_script(scripts.BEGIN_STEP)
         self._fence = client.register_script(scripts.FENCE)
         self._cancel = client.register_script(scripts.CANCEL)
@@ -78,10 +80,76 @@ class Store:
             return None
         return NodeView(parsed, is_leased=lease is not None and _text(lease) == parsed.incarnation)
 
-    async def open_session(self, session: str, least_generation: int = 1) -> int:
+    async def open_session(self, session: str, least_generation: int = 1, owner: str = "") -> int:
         """Return a generation above all that the session had; older owners are fenced from now on."""
-        generation = await self._open_session(keys=[keys.session(session)], args=[least_generation, keys.SESSION_TTL_S])
-        return int(generation)
+        arguments: list[str | int] = [least_generation, keys.SESSION_TTL_S, owner]
+        return int(await self._open_session(keys=[keys.session(session)], args=arguments))
+
+    async def adopt_session(self, session: str, dead: str, owner: str, least_generation: int) -> int:
+        """Return the generation in which `owner` has the session of a dead coordinator; 0 where it cannot have it."""
+        names = [keys.session(session), keys.coordinator_lease(dead), keys.owned(dead), keys.owned(owner)]
+        arguments: list[str | int] = [dead, owner, session, least_generation, keys.SESSION_TTL_S]
+        return int(await self._adopt(keys=names, args=arguments))
+
+    async def own_session(self, session: str, generation: int, owner: str, *, is_adoptable: bool) -> bool:
+        """Write back who owns a session; False when another coordinator has it now."""
+        arguments: list[str | int] = [generation, owner, session, keys.SESSION_TTL_S, "1" if is_adoptable else "0"]
+        return bool(int(await self._own(keys=[keys.session(session), keys.owned(owner)], args=arguments)))
+
+    async def disown_session(self, session: str, owner: str) -> None:
+        """Let nobody adopt a session any more."""
+        await self._redis.srem(keys.owned(owner), session)
+
+    async def seat_session(self, session: str, node: str) -> None:
+        """Say which node has the session's box; a box of another one ends when it asks."""
+        await self._redis.hset(keys.session(session), "node", node)
+
+    async def owner_of(self, session: str) -> str | None:
+        """Return the live coordinator that has a session; None where there is none."""
+        owner = await cast("Awaitable[bytes | None]", self._redis.hget(keys.session(session), "owner"))
+        if not owner or not await self._redis.exists(keys.coordinator_lease(_text(owner))):
+            return None
+        return _text(owner)
+
+    async def renew_coordinator(self, coordinator: str) -> bool:
+        """Renew a coordinator's lease; False where it had lapsed, or Redis has lost it."""
+        lease = keys.coordinator_lease(coordinator)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(lease, "1", px=keys.COORDINATOR_LEASE_MS, get=True)
+            pipe.sadd(keys.COORDINATORS, coordinator)
+            pipe.expire(keys.owned(coordinator), keys.SESSION_TTL_S)
+            held, *_ = await pipe.execute()
+        return held is not None
+
+    async def drop_coordinator(self, coordinator: str) -> None:
+        """Forget a coordinator that has ended, or whose sessions all have new owners."""
+        await self._redis.unlink(keys.coordinator_lease(coordinator))
+        await self._redis.srem(keys.COORDINATORS, coordinator)
+
+    async def leaseless_coordinators(self) -> dict[str, list[str]]:
+        """Return the sessions of each coordinator that has no lease now."""
+        names = await self._members(keys.COORDINATORS)
+        if not names:
+            return {}
+        leases = await self._redis.mget([keys.coordinator_lease(name) for name in names])
+        gone = [name for name, lease in zip(names, leases, strict=True) if lease is None]
+        return {name: await self._members(keys.owned(name)) for name in gone}
+
+    async def _members(self, key: str) -> list[str]:
+        return sorted(_text(one) for one in await cast("Awaitable[set[bytes]]", self._redis.smembers(key)))
+
+    async def seen_files(self, session: str) -> dict[str, str]:
+        """Return a session's read metadata as it stands, for keeping it with the session."""
+        found = await cast("Awaitable[dict[bytes, bytes]]", self._redis.hgetall(keys.seen(session)))
+        return {_text(path): _text(record) for path, record in found.items()}
+
+    async def restore_seen_files(self, session: str, records: Mapping[str, str]) -> None:
+        """Put read metadata back; what the session has seen since stays."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            for path, record in records.items():
+                pipe.hsetnx(keys.seen(session), path, record)
+            pipe.expire(keys.seen(session), keys.SESSION_TTL_S)
+            await pipe.execute()
 
     async def begin_step(self, session: str, generation: int, step: int) -> bool:
         """Make this the session's step; False when another coordinator has the session now."""

@@ -7,6 +7,8 @@ PREFIX = "sandhog:"
 
 LEASE_MS = 3_000
 """A node's lease; renewed every second."""
+COORDINATOR_LEASE_MS = 3_000
+"""A coordinator's lease; renewed every second."""
 NODE_TTL_S = 600
 """A node's description stays this long after its last renewal, for operators."""
 OUTAGE_S = 600
@@ -41,6 +43,20 @@ def reply_stream(coordinator: str) -> str:
     return f"{PREFIX}reply:{coordinator}"
 
 
+COORDINATORS = f"{PREFIX}coordinators"
+"""Set of the ids of coordinators whose sessions others may adopt; who adopts the last one takes the id out."""
+
+
+def coordinator_lease(coordinator: str) -> str:
+    """Return the key that stands while a coordinator lives."""
+    return f"{PREFIX}coordinator:{coordinator}"
+
+
+def owned(coordinator: str) -> str:
+    """Return the set of a coordinator's sessions that others adopt when it dies."""
+    return f"{PREFIX}owned:{coordinator}"
+
+
 def lease(node: str) -> str:
     """Return the key that holds a live node's incarnation."""
     return f"{PREFIX}lease:{node}"
@@ -66,7 +82,7 @@ def lanes(node_name: str) -> str:
 
 
 def session(session_id: str) -> str:
-    """Return the hash of a session: generation, step, cancelled, node."""
+    """Return the hash of a session: generation, step, cancelled, node (that has its box), owner (its coordinator)."""
     return f"{PREFIX}session:{session_id}"
 
 

@@ -57,19 +57,53 @@ return out
 """
 
 OPEN_SESSION = """
--- KEYS: session. ARGV: least generation, ttl_s. Returns the new generation, above all that were.
+-- KEYS: session. ARGV: least generation, ttl_s, owner ("" for none). Returns the new generation, above all that were.
 local g = tonumber(redis.call('HGET', KEYS[1], 'generation') or '0') + 1
 if g < tonumber(ARGV[1]) then g = tonumber(ARGV[1]) end
-redis.call('HSET', KEYS[1], 'generation', g, 'step', 0)
+redis.call('HSET', KEYS[1], 'generation', g, 'step', 0, 'owner', ARGV[3] or '')
 redis.call('HDEL', KEYS[1], 'cancelled')
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return g
 """
 
-BEGIN_STEP = """
--- KEYS: session. ARGV: generation, step, ttl_s. Returns 1, or 0 when another coordinator has the session now.
+ADOPT = """
+-- KEYS: session, the dead owner's lease, its sessions, the new owner's. ARGV: owner that died, new owner, session,
+-- least generation, ttl_s. Returns the new generation; 0 when it is another's by now, or the owner lives.
+if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+if redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0 then return 0 end
+local held = redis.call('HMGET', KEYS[1], 'generation', 'owner')
+if held[2] and held[2] ~= ARGV[1] then redis.call('SREM', KEYS[3], ARGV[3]); return 0 end
+local g = tonumber(held[1] or '0') + 1
+if g < tonumber(ARGV[4]) then g = tonumber(ARGV[4]) end
+redis.call('HSET', KEYS[1], 'generation', g, 'step', 0, 'owner', ARGV[2])
+redis.call('HDEL', KEYS[1], 'cancelled')
+redis.call('EXPIRE', KEYS[1], ARGV[5])
+redis.call('SREM', KEYS[3], ARGV[3])
+redis.call('SADD', KEYS[4], ARGV[3])
+redis.call('EXPIRE', KEYS[4], ARGV[5])
+return g
+"""
+
+OWN = """
+-- KEYS: session, the owner's sessions. ARGV: generation, owner, session, ttl_s, '1' to let others adopt it.
+-- Writes back who owns the session; returns 1, or 0 when another coordinator has it now.
 local g = redis.call('HGET', KEYS[1], 'generation')
 if g and tonumber(g) > tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'owner', ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+if ARGV[5] == '1' then
+  redis.call('SADD', KEYS[2], ARGV[3])
+  redis.call('EXPIRE', KEYS[2], ARGV[4])
+end
+return 1
+"""
+
+BEGIN_STEP = """
+-- KEYS: session. ARGV: generation, step, ttl_s. Returns 1, or 0 when another coordinator has the session now.
+-- A later step is begun by who knows of the cancel: it was meant for the steps before.
+local s = redis.call('HMGET', KEYS[1], 'generation', 'step')
+if s[1] and tonumber(s[1]) > tonumber(ARGV[1]) then return 0 end
+if s[2] and tonumber(s[2]) < tonumber(ARGV[2]) then redis.call('HDEL', KEYS[1], 'cancelled') end
 redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'step', ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1

@@ -1,0 +1,105 @@
+"""Which sessions are this coordinator's: lease and ownership, kept in Redis by one task for all sessions of a process.
+
+The lease says that the coordinator lives. When it has lapsed, or Redis has lost it, ownership is written back first,
+and each session that another coordinator has by now is told so. Fencing does not depend on any of this: a session's
+generation does it. This only ends a coordinator's useless work early, and lets others see that it died.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from coordinator.cluster.store import Store
+from coordinator.ending import end
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Owned:
+    generation: int
+    is_adoptable: bool
+    on_lost: Callable[[], None]
+
+
+class Ownership:
+    """One coordinator's lease and sessions. Use `async with`; runs one task of its own."""
+
+    def __init__(self, store: Store, coordinator: str) -> None:
+        self.coordinator = coordinator
+        self._store = store
+        self._owned: dict[str, _Owned] = {}
+        self._has_lease = False
+        self._must_note = False
+        """The lease had lapsed: not every session has been written back since."""
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Ownership":
+        self._task = asyncio.create_task(self._renew_forever(), name="ownership")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._task is not None
+        await end(self._task)
+
+    def own(
+        self, session: str, generation: int, *, is_adoptable: bool = False, on_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """Keep a session as this coordinator's; it must have been opened under this generation.
+
+        Args:
+            session: The session.
+            generation: Its generation.
+            is_adoptable: Another coordinator takes it over when this one dies.
+            on_lost: Called once when another one has it.
+        """
+        self._owned[session] = _Owned(generation, is_adoptable, on_lost)
+
+    async def note(self, session: str) -> bool:
+        """Write down that a session is ours; False when it is another's by now.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        owned = self._owned.get(session)
+        if owned is None:
+            return False
+        if owned.is_adoptable and not self._has_lease:
+            # Who is seen as an owner must be seen to live.
+            await self._store.renew_coordinator(self.coordinator)
+            self._has_lease = True
+        is_ours = await self._store.own_session(
+            session, owned.generation, self.coordinator, is_adoptable=owned.is_adoptable
+        )
+        if not is_ours and self._owned.pop(session, None) is not None:
+            owned.on_lost()
+        return is_ours
+
+    async def disown(self, session: str) -> None:
+        """Let a session go that has ended; one that Redis is not there to hear of is adopted and found ended."""
+        if self._owned.pop(session, None) is None:
+            return
+        try:
+            await self._store.disown_session(session, self.coordinator)
+        except (RedisError, OSError) as exc:
+            log.info("a session was not disowned", extra={"session_id": session, "error": str(exc)})
+
+    async def _renew_forever(self) -> None:
+        while True:
+            try:
+                had_lease = await self._store.renew_coordinator(self.coordinator)
+                self._must_note |= self._has_lease and not had_lease
+                self._has_lease = True
+                if self._must_note:
+                    log.warning("the coordinator's lease had lapsed")
+                    for session in list(self._owned):
+                        await self.note(session)
+                    self._must_note = False
+            except (RedisError, OSError) as exc:
+                log.info("the coordinator's lease is not renewed", extra={"error": str(exc)})
+            await asyncio.sleep(EVERY_S)
