@@ -16,6 +16,7 @@ from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
 from coordinator.errors import NoBox, RedisLost
 from worker.contract import keys
+from worker.contract.checks import Check
 from worker.contract.orders import (
     BoxOrder,
     FinishOrder,
@@ -114,7 +115,13 @@ class Placement:
         return outcome
 
     async def finish(
-        self, box: BoxOrder, node: NodeLife, *, apply: bool, away_s: float = keys.OUTAGE_S
+        self,
+        box: BoxOrder,
+        node: NodeLife,
+        *,
+        apply: bool,
+        check: Check | None = None,
+        away_s: float = keys.OUTAGE_S,
     ) -> FinishOutcome:
         """End the session's box and return what became of the workspace; never raises for it.
 
@@ -122,10 +129,12 @@ class Placement:
             box: The session's box.
             node: Where it stands.
             apply: Put the changes of a private copy into its directory.
+            check: Judges the workspace first.
             away_s: How long a Redis that is away is waited for.
         """
-        order = FinishOrder(box=box, node=node.node, incarnation=node.incarnation, apply=apply)
-        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", FINISH_S, away_s)
+        order = FinishOrder(box=box, node=node.node, incarnation=node.incarnation, apply=apply, check=check)
+        wait_s = FINISH_S + (check.timeout_s if check is not None else 0)
+        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", wait_s, away_s)
         outcome = _read(FinishOutcome, asked)
         if outcome is None:
             why = f"The node {node.node} did not say what became of the workspace: {_why(asked)}."

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from worker.contract.checks import Check, CheckOutcome
 from worker.contract.extras import BoxExtras
+from worker.contract.sources import Source
 
 CONTRACT_VERSION = 1
 
@@ -110,6 +111,8 @@ class BoxOrder(Contract):
     """Name of the limits' profile."""
     extras: BoxExtras = BoxExtras()
     """What the box has beyond that."""
+    source: Source | None = None
+    """What the node fetches and makes the private copy of, in place of `workspace`."""
 
 
 class Policy(StrEnum):
