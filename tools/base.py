@@ -19,6 +19,9 @@ from tools.cutting import shorten_value
 from tools.seen import SeenFiles
 from tools.spilling import Spill
 
+NOTES_BYTES = 2_000
+"""Room that a tool leaves for its notes below a result's bound."""
+
 
 class ErrorCode(StrEnum):
     """Why a call has no result. Closed: the model, the breaker and the transcript know no other."""
@@ -160,6 +163,13 @@ class RunContext:
     """What the session has seen of its files; None checks and keeps nothing."""
     cursors: Cursors | None = None
     """How far the session has read its background commands; None reads each from its beginning."""
+    result_bytes: int = 50_000
+    """How much text of the result the model is shown; what is longer is cut to head and tail afterwards."""
+
+    @property
+    def page_bytes(self) -> int:
+        """How much text a tool shows that can end an answer where it says: notes still fit behind it."""
+        return self.result_bytes - NOTES_BYTES
 
 
 class Parameters(BaseModel):

@@ -15,6 +15,8 @@ from tools.spilling import Spill, SpillFlaw, whereabouts
 
 DEFAULT_TIMEOUT_MS = 120_000
 MAX_TIMEOUT_MS = 600_000
+KEEP_BYTES = 65_536
+"""Of each stream's head, and again of its tail; more where more of a result is shown."""
 
 
 class BashParameters(Parameters):
@@ -66,6 +68,7 @@ def _request(arguments: BashParameters, context: RunContext, stream_bytes: int) 
         context.mark,
         command=arguments.command,
         timeout_ms=arguments.timeout_ms,
+        keep_bytes=max(KEEP_BYTES, context.result_bytes),
         background=arguments.background,
         stream_bytes=stream_bytes,
     )

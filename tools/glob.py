@@ -42,8 +42,7 @@ class Glob(Tool[GlobParameters]):
     def run(self, arguments: GlobParameters, context: RunContext) -> ToolResult:
         """Return the newest paths; `partial` when there are more."""
         path, pattern = _split(arguments)
-        options = ("--files", "--sortr=modified", *only_files(pattern))
-        found = search(context, path, options, only_directory=True)
+        found = search(context, path, ("--files", "--sortr=modified"), only_files(pattern), only_directory=True)
         total = found.answer.stdout.total_lines
         paths = [found.shown_path(line) for line in found.stdout.splitlines()[: arguments.limit]]
         notes = [f"[not searched: {found.problems}]"] if found.problems else []
@@ -54,7 +53,7 @@ class Glob(Tool[GlobParameters]):
         return ToolResult(
             status="partial" if len(paths) < total or found.problems else "success",
             text="\n".join([*paths, *notes]),
-            data={"total": total, "shown": len(paths)},
+            data={"total": total, "shown": len(paths), "left_out": found.left_out},
             context={"cwd": found.answer.cwd},
         )
 

@@ -4,36 +4,50 @@ import base64
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from tools.base import Parameters, RunContext, Stats, Tool, ToolResult
 from tools.ripgrep import SCOPE, TIMEOUT_S, Search, only_files, search
 
 LINE_CHARS = 400
 """Characters of one line that are shown, around its first match."""
-SHOWN_BYTES = 48_000
-"""Text of one answer; below the usual budget of a result, so that it is cut between lines and counted."""
+TOO_LONG = (
+    "the lines are too long to be fetched; mode `files` tells where they are, and Bash can cut them: "
+    "grep -o '.\\{0,80\\}WORD.\\{0,80\\}' FILE"
+)
 
 
 class GrepParameters(Parameters):
     """Arguments of Grep."""
 
     pattern: str = Field(min_length=1)
-    """Regular expression in ripgrep's (Rust's) syntax, matched line by line."""
+    """Regular expression in ripgrep's (Rust's) syntax, matched line by line unless `multiline` is set."""
     path: str = Field(default=".", min_length=1)
     """File or directory to search."""
     glob: str | None = Field(default=None, min_length=1)
     """Only files whose name or path matches, such as `*.py` or `src/**/*.ts`; with `!` in front, only others."""
+    type: str | None = Field(default=None, min_length=1)
+    """Only files of a type that ripgrep knows, such as `py`, `js`, `rust`, `md`. Not together with `glob`, unless
+    that has `!` in front."""
     mode: Literal["content", "files", "count"] = "content"
     """`content` shows matching lines, `files` only the files' paths, `count` the matching lines of each file."""
     context: int = Field(default=0, ge=0, le=50)
     """Lines to show before and after each match; for `content`."""
     ignore_case: bool = False
     """Take upper and lower case as the same."""
+    multiline: bool = False
+    """Let a match go over several lines; `.` matches line ends then, too, and `count` counts matches."""
     limit: int = Field(default=100, ge=1, le=2000)
     """How many matching lines (`content`) or files to show at most."""
+
+    @model_validator(mode="after")
+    def _is_one_choice(self) -> Self:
+        # Of both, rg would take a file that is either.
+        if self.type is not None and self.glob is not None and not self.glob.startswith("!"):
+            raise ValueError("give either type or glob; only a glob with `!` in front goes together with a type")
+        return self
 
 
 class Grep(Tool[GrepParameters]):
@@ -57,10 +71,11 @@ class Grep(Tool[GrepParameters]):
 
     def run(self, arguments: GrepParameters, context: RunContext) -> ToolResult:
         """Return what was found; `partial` when there is more."""
-        found = search(context, arguments.path, _options(arguments))
+        files = only_files(arguments.glob, arguments.type)
+        found = search(context, arguments.path, _options(arguments), files)
         if arguments.mode == "content":
-            return _result(arguments, found, _content(found, arguments.limit))
-        return _result(arguments, found, _listing(found, arguments))
+            return _result(arguments, found, _content(found, arguments.limit, context.page_bytes))
+        return _result(arguments, found, _listing(found, arguments, context.page_bytes))
 
 
 @dataclass
@@ -75,6 +90,12 @@ class _Hits:
     data: dict[str, JsonValue] = field(default_factory=dict)
 
 
+class _Row(NamedTuple):
+    text: str
+    is_match: bool = False
+    is_path: bool = False
+
+
 def _options(arguments: GrepParameters) -> tuple[str, ...]:
     options = ["--sort=path", f"--regexp={arguments.pattern}"]
     match arguments.mode:
@@ -86,7 +107,9 @@ def _options(arguments: GrepParameters) -> tuple[str, ...]:
             options += ["--count", "--with-filename"]
     if arguments.ignore_case:
         options.append("--ignore-case")
-    return (*options, *only_files(arguments.glob))
+    if arguments.multiline:
+        options += ["--multiline", "--multiline-dotall"]
+    return tuple(options)
 
 
 def _result(arguments: GrepParameters, found: Search, hits: _Hits) -> ToolResult:
@@ -94,9 +117,10 @@ def _result(arguments: GrepParameters, found: Search, hits: _Hits) -> ToolResult
     if not hits.total:
         notes.insert(0, f"No line matches {arguments.pattern!r} in {arguments.path} ({SCOPE}).")
     elif hits.shown < hits.total:
-        notes.insert(
-            0, f"[{hits.shown} of {hits.total} {hits.unit} shown; narrow pattern, path or glob, or raise limit]"
-        )
+        way = "narrow pattern, path, glob or type, or raise limit" if hits.shown else TOO_LONG
+        notes.insert(0, f"[{hits.shown} of {hits.total} {hits.unit} shown; {way}]")
+    if found.left_out:
+        hits.data["left_out"] = found.left_out
     return ToolResult(
         status="partial" if hits.shown < hits.total or found.problems else "success",
         text="\n".join([*hits.lines, *notes]),
@@ -106,39 +130,52 @@ def _result(arguments: GrepParameters, found: Search, hits: _Hits) -> ToolResult
     )
 
 
-def _listing(found: Search, arguments: GrepParameters) -> _Hits:
+def _listing(found: Search, arguments: GrepParameters, page_bytes: int) -> _Hits:
     """Return the paths, or the paths with their counts."""
     total = found.answer.stdout.total_lines
     rows = found.stdout.splitlines()
-    hits = _Hits(total=total, lines=_within(found.shown_path(row) for row in rows[: arguments.limit]))
+    hits = _Hits(total=total, lines=_within((found.shown_path(row) for row in rows[: arguments.limit]), page_bytes))
     hits.shown = len(hits.lines)
     if arguments.mode == "count" and len(rows) == total:
-        hits.data["matching_lines"] = sum(int(row.rpartition(":")[2]) for row in rows)
+        hits.data["matches" if arguments.multiline else "matching_lines"] = sum(
+            int(row.rpartition(":")[2]) for row in rows
+        )
     return hits
 
 
-def _content(found: Search, limit: int) -> _Hits:
-    """Return the matching lines under their files' paths, from rg's JSON messages."""
+def _content(found: Search, limit: int, page_bytes: int) -> _Hits:
+    """Return the matching lines under their files' paths."""
     hits = _Hits(unit="matching lines")
     size = 0
+    for row in _rows(found):
+        if (hits.shown >= limit and (row.is_match or row.is_path)) or size > page_bytes:
+            break
+        text = f"\n{row.text}" if row.is_path and hits.lines else row.text
+        hits.lines.append(text)
+        hits.shown += row.is_match
+        size += len(text.encode()) + 1
+    _take_totals(found, hits)
+    return hits
+
+
+def _rows(found: Search) -> Iterator[_Row]:
+    """Return what is shown of rg's JSON messages, line by line; of a match over several lines each is one."""
     for message in _messages(found.stdout):
         kind, data = message["type"], message["data"]
         match kind:
             case "begin":
-                entry = ("\n" if hits.lines else "") + found.shown_path(_text(data["path"]))
+                yield _Row(found.shown_path(_text(data["path"])), is_path=True)
             case "match" | "context":
-                entry = _line(kind, data)
+                first_match = data["submatches"][0]["start"] if data["submatches"] else 0
+                lines = _raw(data["lines"]).removesuffix(b"\n").split(b"\n")
+                for number, line in enumerate(lines, data["line_number"]):
+                    mark = ":" if kind == "match" else "-"
+                    start = min(first_match, len(line)) if number == data["line_number"] else 0
+                    yield _Row(f"{number}{mark}{_shown(line, start)}", is_match=kind == "match")
             case "end" if data["binary_offset"] is not None:
-                entry = "(a binary file)"
+                yield _Row("(a binary file)")
             case _:
                 continue
-        if (kind == "match" and hits.shown == limit) or size > SHOWN_BYTES:
-            break
-        hits.lines.append(entry)
-        hits.shown += kind == "match"
-        size += len(entry.encode()) + 1
-    _take_totals(found, hits)
-    return hits
 
 
 def _take_totals(found: Search, hits: _Hits) -> None:
@@ -165,18 +202,15 @@ def _messages(output: str) -> Iterator[dict[str, Any]]:
             yield message
 
 
-def _line(kind: str, data: dict[str, Any]) -> str:
-    mark = ":" if kind == "match" else "-"
-    raw = _raw(data["lines"]).rstrip(b"\r\n")
-    start = data["submatches"][0]["start"] if data["submatches"] else 0
+def _shown(raw: bytes, start: int) -> str:
+    """Return a line, of a long one what is around the byte `start`."""
+    raw = raw.removesuffix(b"\r")
     line = raw.decode(errors="replace").replace("\0", "\ufffd")
-    if len(line) > LINE_CHARS:
-        begin = max(0, len(raw[:start].decode(errors="replace")) - LINE_CHARS // 4)
-        end = begin + LINE_CHARS
-        line = (
-            f"{'…' if begin else ''}{line[begin:end]}{'…' if end < len(line) else ''} [line of {len(line)} characters]"
-        )
-    return f"{data['line_number']}{mark}{line}"
+    if len(line) <= LINE_CHARS:
+        return line
+    begin = max(0, len(raw[:start].decode(errors="replace")) - LINE_CHARS // 4)
+    end = begin + LINE_CHARS
+    return f"{'…' if begin else ''}{line[begin:end]}{'…' if end < len(line) else ''} [line of {len(line)} characters]"
 
 
 def _raw(value: dict[str, str]) -> bytes:
@@ -188,13 +222,13 @@ def _text(value: dict[str, str]) -> str:
     return _raw(value).decode(errors="replace")
 
 
-def _within(rows: Iterator[str]) -> list[str]:
+def _within(rows: Iterator[str], page_bytes: int) -> list[str]:
     """Return the rows that there is room for."""
     kept: list[str] = []
     size = 0
     for row in rows:
         size += len(row.encode()) + 1
-        if size > SHOWN_BYTES:
+        if size > page_bytes:
             break
         kept.append(row)
     return kept

@@ -12,8 +12,8 @@ from tools.refusals import refusals_as_failures
 
 LINE_CHARS = 2_000
 """Characters of one line that are shown."""
-SHOWN_BYTES = 48_000
-"""Text of one answer; below the usual budget of a result, so that lines end where the answer says."""
+FETCHED_BYTES = 262_144
+"""Of a file at once: more than is shown, since of long lines only a part is."""
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp", ".ico", ".tif", ".tiff"})
 
 
@@ -50,7 +50,9 @@ class Read(Tool[ReadParameters]):
 
     def run(self, arguments: ReadParameters, context: RunContext) -> ToolResult:
         """Return the numbered lines; `partial` when the file goes on after them."""
-        request = ReadRequest(context.mark, arguments.path, arguments.offset, arguments.limit)
+        request = ReadRequest(
+            context.mark, arguments.path, arguments.offset, arguments.limit, max(FETCHED_BYTES, context.result_bytes)
+        )
         try:
             with refusals_as_failures():
                 answer = context.box.read(request)
@@ -59,7 +61,7 @@ class Read(Tool[ReadParameters]):
                 _refuse_by_kind(arguments.path)
             raise
         _refuse_by_kind(answer.path)
-        result = _result(answer, arguments.offset)
+        result = _result(answer, arguments.offset, context.page_bytes)
         if context.seen is not None:
             last_line = result.data["last_line"]
             context.seen.shown(answer, last_line if isinstance(last_line, int) else 0)
@@ -88,14 +90,14 @@ def _refuse_by_kind(path: str) -> None:
         )
 
 
-def _result(answer: ReadAnswer, offset: int) -> ToolResult:
+def _result(answer: ReadAnswer, offset: int, page_bytes: int) -> ToolResult:
     if answer.total_lines == 0:
         return _made(answer, "(the file is empty)", 0)
     if answer.last_line < answer.first_line:
         raise ToolFailure(
             ErrorCode.INVALID_PARAM, f"offset {offset} is beyond the end: {answer.path} has {answer.total_lines} lines"
         )
-    page = _numbered(answer)
+    page = _numbered(answer, page_bytes)
     text = page.text
     if page.last_line < answer.total_lines:
         text += (
@@ -105,7 +107,7 @@ def _result(answer: ReadAnswer, offset: int) -> ToolResult:
     return _made(answer, text, page.last_line)
 
 
-def _numbered(answer: ReadAnswer) -> _Page:
+def _numbered(answer: ReadAnswer, page_bytes: int) -> _Page:
     """Return as many of the answer's lines as there is room for, at least one."""
     lines = answer.text.decode(errors="replace").removesuffix("\n").split("\n")
     if answer.first_line == 1:
@@ -116,7 +118,7 @@ def _numbered(answer: ReadAnswer) -> _Page:
         body = cut_line(line.removesuffix("\r"), LINE_CHARS) + (" [longer still]" if answer.line_cut else "")
         entry = f"{number:>6}\t{body}\n".replace("\0", "\ufffd")
         size += len(entry.encode())
-        if shown and size > SHOWN_BYTES:
+        if shown and size > page_bytes:
             break
         shown.append(entry)
     return _Page("".join(shown), answer.first_line + len(shown) - 1)

@@ -14,23 +14,49 @@ TIMEOUT_S = 60.0
 KEEP_BYTES = 512 * 1024
 """Head of the output that is looked at; beyond it only the totals count."""
 SCOPE = "hidden files are searched; .git and what .gitignore, .ignore and .rgignore exclude are not"
+LEFT_OUT = ".git; what .gitignore, .ignore, .rgignore exclude"
+LEFT_OUT_BY_GLOB = f"{LEFT_OUT}, unless the glob names it"
 COMMON = ("--no-config", "--color=never", "--hidden", "--no-require-git")
 _NOT_GIT = "--glob=!.git"
-_MODEL_FAULTS = ("regex parse error", "error parsing glob", "is not allowed in a regex", "regex exceeds size", "PCRE2")
+_MODEL_FAULTS = (
+    "regex parse error",
+    "error parsing glob",
+    "is not allowed in a regex",
+    "regex exceeds size",
+    "PCRE2",
+    "unrecognized file type",
+)
 
 
-def only_files(pattern: str | None) -> tuple[str, ...]:
-    """Return the options that leave only files whose path matches; None leaves all that ignore files do."""
+@dataclass(frozen=True)
+class Choice:
+    """Which files of a directory are searched."""
+
+    options: tuple[str, ...]
+    left_out: str = LEFT_OUT
+    """What is not, in words."""
+
+
+def only_files(pattern: str | None, file_type: str | None = None) -> Choice:
+    """Return the choice of the files whose path matches, or that are of a type; of neither: all.
+
+    Args:
+        pattern: Glob; with `!` in front it leaves out, and only then goes together with a type.
+        file_type: One that ripgrep knows by name.
+    """
+    typed = () if file_type is None else (f"--type={file_type}",)
     if pattern is None:
-        return (_NOT_GIT,)
+        return Choice((*typed, _NOT_GIT))
     name = pattern.removeprefix("./")
     while name.startswith("**/"):
         name = name.removeprefix("**/")
-    if "/" in name or ":" in name or name.startswith("!"):
+    if name.startswith("!"):
+        return Choice((*typed, f"--glob={pattern}", _NOT_GIT))
+    if "/" in name or ":" in name:
         # Where such a pattern names an ignored file, rg takes it for asked for.
-        return (f"--glob={pattern}", _NOT_GIT)
+        return Choice((f"--glob={pattern}", _NOT_GIT), LEFT_OUT_BY_GLOB)
     # A pattern of names alone goes by a file type, which does not overrule the ignore files as a glob does.
-    return (f"--type-add=wanted:{'*' if name == '**' else name}", "--type=wanted", _NOT_GIT)
+    return Choice((f"--type-add=wanted:{'*' if name == '**' else name}", "--type=wanted", _NOT_GIT))
 
 
 @dataclass(frozen=True)
@@ -40,6 +66,8 @@ class Search:
     answer: RunAnswer
     root: str
     """Directory or file that was searched, canonical."""
+    left_out: str
+    """What of a directory was left out by rule; "" for a file."""
     problems: str
     """What could not be searched, in rg's words; "" when all could."""
 
@@ -58,14 +86,16 @@ class Search:
         return full.removeprefix(below)
 
 
-def search(context: RunContext, path: str, options: tuple[str, ...], *, only_directory: bool = False) -> Search:
+def search(
+    context: RunContext, path: str, options: tuple[str, ...], files: Choice, *, only_directory: bool = False
+) -> Search:
     """Run `rg` on a path and return what it printed.
 
     Raises:
         ToolFailure: no such path, a pattern rg does not take, timeout, cancel, or rg failed.
         BoxLost: the box ended.
     """
-    if "\0" in path or any("\0" in option for option in options):
+    if "\0" in path or any("\0" in option for option in (*options, *files.options)):
         raise ToolFailure(ErrorCode.INVALID_PARAM, "path and pattern must not hold a NUL character")
     with refusals_as_failures():
         place = context.box.stat(context.mark.session, path)
@@ -73,13 +103,13 @@ def search(context: RunContext, path: str, options: tuple[str, ...], *, only_dir
         request = RunRequest(
             # Searching changes nothing: a join of a search that never started may as well start it.
             mark=replace(context.mark, join=False),
-            argv=(RG, *COMMON, *options, "--", "./" if is_directory else place.path),
+            argv=(RG, *COMMON, *options, *files.options, "--", "./" if is_directory else place.path),
             cwd=place.path if is_directory else None,
             timeout_ms=int(TIMEOUT_S * 1000),
             keep_bytes=KEEP_BYTES,
         )
         answer = context.box.run(request)
-    return Search(answer, place.path, _problems(answer))
+    return Search(answer, place.path, files.left_out if is_directory else "", _problems(answer))
 
 
 def _is_directory(place: StatAnswer, path: str, only_directory: bool) -> bool:

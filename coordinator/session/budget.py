@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from coordinator.session.bounds import BUDGETS
 from coordinator.session.events import CutInfo
 from coordinator.session.plan import PlannedCall
 from tools.base import ErrorCode, ToolResult
 from tools.cutting import cut_text
 from worker.contract.orders import CallOutcome, Fate
 
-STEP_BYTES = 200_000
 LEAST_BYTES = 2_000
-"""No result is cut below this."""
+"""No result that was not cut yet is cut below this while cutting others helps."""
 
 
 @dataclass(frozen=True)
@@ -86,29 +86,32 @@ def _result(outcome: CallOutcome) -> ToolResult:
         return ToolResult.failure(ErrorCode.INTERNAL_ERROR, words)
 
 
-def within_step(answers: Sequence[Answered], bound_bytes: int = STEP_BYTES) -> list[Answered]:
+def within_step(answers: Sequence[Answered], bound_bytes: int = BUDGETS.step_bytes) -> list[Answered]:
     """Return the answers, in their order, with texts that fit the step's bound together.
 
     Those that were cut at the worker are cut once more only where cutting the others is not enough.
     """
-    kept = _fitted(answers, [at for at, one in enumerate(answers) if one.cut is None], bound_bytes)
-    return _fitted(kept, range(len(kept)), bound_bytes)
+    fresh = [at for at, one in enumerate(answers) if one.cut is None]
+    kept = _fitted(answers, fresh, bound_bytes, LEAST_BYTES)
+    return _fitted(kept, range(len(kept)), bound_bytes, 0)
 
 
-def _fitted(answers: Sequence[Answered], cuttable: Collection[int], bound_bytes: int) -> list[Answered]:
+def _fitted(
+    answers: Sequence[Answered], cuttable: Collection[int], bound_bytes: int, least_bytes: int
+) -> list[Answered]:
     """Return the answers with the largest of the cuttable ones brought down to one common size."""
     sizes = [len(one.result.text.encode()) for one in answers]
     room = bound_bytes - sum(size for at, size in enumerate(sizes) if at not in cuttable)
-    level = _level([sizes[at] for at in cuttable], room)
+    level = _level([sizes[at] for at in cuttable], room, least_bytes)
     return [_cut(one, level) if at in cuttable and sizes[at] > level else one for at, one in enumerate(answers)]
 
 
-def _level(sizes: Sequence[int], room_bytes: int) -> int:
+def _level(sizes: Sequence[int], room_bytes: int, least_bytes: int) -> int:
     """Return the size above which texts must be cut to it, so that all of them fit the room."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room_bytes:
-            return max(LEAST_BYTES, room_bytes // left)
+            return max(least_bytes, room_bytes // left)
         room_bytes -= size
         left -= 1
     return max(sizes, default=0)

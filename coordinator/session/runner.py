@@ -23,6 +23,7 @@ from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import NoBox, RedisLost, TranscriptError
 from coordinator.session.approvals import DEADLINE_S, Approvals, Approver
+from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.breakers import Breakers, ShownTools
 from coordinator.session.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
@@ -74,6 +75,7 @@ class SessionRequest:
     """What else is known of the principal; told to own tools."""
     profile: str = DEFAULT_PROFILE
     """Name of the box's limits and boundaries."""
+    budgets: Budgets = BUDGETS
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ class SessionRunner:
             Approvals(self._cluster.requests, self._approver, self._emit, request.approval_s),
             self._emit,
             registry=self._registry,
+            budgets=request.budgets,
         )
         loop = SessionLoop(
             model=self._model,

@@ -15,6 +15,7 @@ from coordinator.cluster.seat import Seat
 from coordinator.cluster.store import Store
 from coordinator.errors import LostSession, RedisLost
 from coordinator.session.approvals import Approvals
+from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.budget import Answered, answered, refused, within_step
 from coordinator.session.events import (
     AnswerShortened,
@@ -50,6 +51,7 @@ class StepRunner:
     """All keys that were sent, for the clean-up at the session's end."""
     granted: set[str] = field(default_factory=set)
     """Digests for which a grant was left, used up or not."""
+    budgets: Budgets = BUDGETS
     _begun: set[int] = field(default_factory=set)
     """Calls of the present step that may have been sent."""
     clock: Callable[[], float] = time.monotonic
@@ -81,7 +83,7 @@ class StepRunner:
                     self._answer(step, _left(call, why, has_begun=call.index in self._begun), answers)
             raise
         in_order = [answers[call.index] for call in calls]
-        fitted = within_step(in_order)
+        fitted = within_step(in_order, self.budgets.step_bytes)
         for before, after in zip(in_order, fitted, strict=True):
             if after is not before and after.cut is not None:
                 self.emit(AnswerShortened(step=step, index=after.call.index, cut=after.cut, answer=after.content))
@@ -220,6 +222,7 @@ class StepRunner:
             rules=seat.rules_text,
             is_read_only=seat.is_read_only,
             allowed_tools=None if seat.tools is None else sorted(seat.tools),
+            result_bytes=self.budgets.result_bytes,
             sent_at=self.wall_clock(),
             box=box,
         )

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from coordinator.session.budget import LEAST_BYTES, STEP_BYTES, Answered, answered, refused, within_step
+from coordinator.session.bounds import BUDGETS
+from coordinator.session.budget import LEAST_BYTES, Answered, answered, refused, within_step
 from coordinator.session.events import CutInfo
 from coordinator.session.plan import PlannedCall
 from tools.base import ErrorCode, ToolFailure, ToolResult
@@ -18,6 +19,7 @@ KEY = CallKey(session="s", generation=1, step=1, index=0)
 CALL = PlannedCall(0, "c0", "Read", "x")
 RESULT = ToolResult(status="success", text="done", data={"n": 1})
 PATH = "/spill/1-1-0-1.txt"
+STEP_BYTES = BUDGETS.step_bytes
 
 
 def large(size_bytes: int, index: int = 0, *, was_cut: bool = False) -> Answered:
@@ -184,20 +186,20 @@ class TestStep:
 
     @given(
         st.lists(st.tuples(st.integers(min_value=0, max_value=90_000), st.booleans()), max_size=12),
-        st.sampled_from([10_000, 60_000, STEP_BYTES]),
+        st.sampled_from([5_000, 10_000, 60_000, STEP_BYTES]),
     )
-    def test_a_step_is_within_its_bound_whenever_that_can_be(self, given_: list[tuple[int, bool]], bound: int) -> None:
+    def test_a_step_is_always_within_its_bound(self, given_: list[tuple[int, bool]], bound: int) -> None:
         answers = [large(size, index, was_cut=was_cut) for index, (size, was_cut) in enumerate(given_)]
 
         kept = within_step(answers, bound)
 
         before, after = sizes(answers), sizes(kept)
-        if sum(min(size, LEAST_BYTES) for size in before) <= bound:
-            assert sum(after) <= bound
-        # Nothing is lost, moved, lengthened, or cut below the least.
+        assert sum(after) <= bound
+        # Nothing is lost, moved, lengthened, or cut below the least where that can be.
+        least = LEAST_BYTES if sum(min(size, LEAST_BYTES) for size in before) <= bound else 0
         assert [one.call for one in kept] == [one.call for one in answers]
         for old, new, was, now in zip(answers, kept, before, after, strict=True):
-            assert min(was, LEAST_BYTES) - 400 <= now <= was
+            assert min(was, least) - 400 <= now <= was
             assert new == old or (new.cut is not None and new.result.with_text(old.result.text) == old.result)
         # Whatever is smaller than one that was left alone was left alone too.
         for fresh in (True, False):

@@ -31,7 +31,12 @@ def test_matching_lines_stand_under_their_files_in_order(call: Call, inside: str
     result = call("Grep", pattern=r"def run\(")
     assert result.status == "success"
     assert result.text == ".hidden/h.py\n1:def run(): ...\n\nb.py\n2:def run():\n\nsub/a.py\n1:def run():"
-    assert result.data == {"total": 3, "shown": 3, "files": 3}
+    assert result.data == {
+        "total": 3,
+        "shown": 3,
+        "files": 3,
+        "left_out": ".git; what .gitignore, .ignore, .rgignore exclude",
+    }
     assert result.context["cwd"] == inside
 
 
@@ -58,8 +63,60 @@ def test_globs_choose_and_leave_out(call: Call) -> None:
 
 
 @pytest.mark.usefixtures("project")
+def test_a_type_chooses_files_and_a_glob_may_leave_some_out(call: Call, put: Put) -> None:
+    put("sub/note.md", "def run\n")
+    put("sub/out.py", "def run\n")
+    put("sub/.gitignore", "out.py\n")
+    assert call("Grep", pattern="run", mode="files", type="md").text == "sub/note.md"
+    assert call("Grep", pattern="run", mode="files", type="py").text == ".hidden/h.py\nb.py\nsub/a.py"
+    assert "either type or glob" in failure(call, pattern="run", type="py", glob="sub/*").message
+    # A glob with a directory in it that names an ignored file asks for it, and the answer says so.
+    named = call("Grep", pattern="run", mode="files", glob="sub/*.py")
+    assert named.text == "sub/a.py\nsub/out.py"
+    assert str(named.data["left_out"]).endswith("unless the glob names it")
+    assert call("Grep", pattern="run", mode="files", type="py", glob="!sub").text == ".hidden/h.py\nb.py"
+    assert failure(call, pattern="x", type="nope").code is ErrorCode.INVALID_PARAM
+    assert "unrecognized file type" in failure(call, pattern="x", type="nope").message
+    assert failure(call, pattern="x", type="--files").code is ErrorCode.INVALID_PARAM
+
+
+@pytest.mark.usefixtures("project")
+def test_a_match_over_several_lines_is_shown_line_by_line(call: Call) -> None:
+    result = call("Grep", pattern=r"run\(\):.*?pass", path="sub", multiline=True)
+    assert result.text == "sub/a.py\n1:def run():\n2:    pass"
+    assert (result.data["total"], result.data["shown"]) == (2, 2)
+    cut = call("Grep", pattern=r"run\(\):.*?pass", path="sub", multiline=True, limit=1)
+    assert cut.text.startswith("sub/a.py\n1:def run():\n[1 of 2 matching lines shown;")
+    counted = call("Grep", pattern=r"run\(\):\s+pass", multiline=True, mode="count")
+    assert (counted.text, counted.data["matches"]) == ("sub/a.py:1", 1)
+    assert call("Grep", pattern=r"run\(\):\s+return", multiline=True, context=1).text == (
+        "b.py\n1-import os\n2:def run():\n3:    return os"
+    )
+
+
+def test_a_line_that_is_too_long_to_be_fetched_is_told(call: Call, put: Put) -> None:
+    put("a.js", "y" * 3_000_000 + "needle\n")
+    result = call("Grep", pattern="needle")
+    assert result.status == "partial"
+    assert "[0 of 1 matching lines shown; the lines are too long to be fetched; mode `files`" in result.text
+    assert call("Grep", pattern="needle", mode="files").text == "a.js"
+    assert call("Bash", command="grep -o '.\\{0,3\\}needle.\\{0,80\\}' a.js").text == "yyyneedle"
+
+
+def test_fifty_thousand_files_are_counted_and_the_first_shown(call: Call) -> None:
+    call("Bash", command="mkdir m && cd m && seq 50000 | split -l 1 -a 4 - f", timeout_ms=120_000)
+    counts = call("Grep", pattern="^", path=".", mode="files", limit=2)
+    assert counts.text.startswith("faaaa\nfaaab\n[2 of 50000 files shown;")
+    lines = call("Grep", pattern="7$", path=".", limit=1)
+    assert lines.text.startswith("faaag\n1:7\n[1 of 5000 matching lines shown;")
+    assert lines.data["files"] == 5_000
+    assert call("Glob", pattern="f*", limit=1).data["total"] == 50_000
+    call("Bash", command="cd .. && rm -r m", timeout_ms=120_000)
+
+
+@pytest.mark.usefixtures("project")
 def test_git_and_ignored_files_can_be_searched_by_name(call: Call) -> None:
-    assert call("Grep", pattern="run", path="x.log").data["total"] == 1
+    assert call("Grep", pattern="run", path="x.log").data == {"total": 1, "shown": 1, "files": 1}
     assert call("Grep", pattern="run", path=".git").data["total"] == 1
 
 
@@ -90,7 +147,7 @@ def test_the_total_beyond_the_limit_is_known(call: Call, put: Put) -> None:
     result = call("Grep", pattern="match", limit=3)
     assert result.status == "partial"
     assert result.text.startswith("a.txt\n1:match 0\n2:match 1\n3:match 2\n[3 of 40000 matching lines shown;")
-    assert result.data == {"total": 40_000, "shown": 3, "files": 2}
+    assert (result.data["total"], result.data["shown"], result.data["files"]) == (40_000, 3, 2)
 
 
 def test_long_lines_are_shown_around_their_match(call: Call, put: Put) -> None:

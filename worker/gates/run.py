@@ -60,7 +60,7 @@ class RunGate:
         order, tool = call.order, call.tool
         if tool.runs_on == "worker":
             return self._own.run(call, None)
-        box = self._boxes.running_box(order.key.session) if call.joining else self._boxes.box_for(order.box)
+        box = self._boxes.running_box(order.box.session) if call.joining else self._boxes.box_for(order.box)
         if box is None:
             return ToolResult.failure(
                 ErrorCode.OUTCOME_UNKNOWN, "The sandbox this call was sent to is gone; the call may have run."
@@ -71,7 +71,7 @@ class RunGate:
             limit_s = tool.timeout_s(call.arguments) + self._grace_s
             return within(limit_s, lambda: tool.run(call.arguments, self._context(call, box)), order.tool)
         except BoxLost as exc:
-            self._boxes.lost(order.key.session, box, exc)
+            self._boxes.lost(order.box.session, box, exc)
             limit = lost_to_a_limit(exc, lambda: box.info.facts)
             if limit is not None:
                 return ToolResult.failure(
@@ -102,6 +102,7 @@ class RunGate:
             spill=call.spill,
             seen=call.seen,
             cursors=FileCursors(Path(call.order.box.session_dir), str(key)),
+            result_bytes=call.order.result_bytes,
         )
 
 
