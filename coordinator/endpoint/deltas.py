@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.endpoint.failures import error_in_reply
+from coordinator.endpoint.finish_reasons import BROKEN_OFF, branch_of
 from coordinator.endpoint.fragments import (
     CallFragments,
     fragment_id,
@@ -20,10 +22,8 @@ from coordinator.endpoint.fragments import (
     settled,
 )
 from coordinator.endpoint.reply import ModelReply, RawCall, Usage
-from coordinator.errors import ModelError, ModelRefused, ModelUnavailable, ReplyBroken
+from coordinator.errors import ReplyBroken
 
-_REFUSING_CODES = frozenset({400, 401, 403, 404, 405, 413, 422})
-_REFUSING_TYPES = frozenset({"invalid_request_error", "authentication_error", "permission_error"})
 _NOT_ENVELOPE = frozenset({"choices", "usage", "object"})
 _NOT_CHOICE = frozenset({"delta", "message", "finish_reason", "index", "usage"})
 _NOT_MESSAGE = frozenset({"content", "refusal", "tool_calls"})
@@ -34,29 +34,19 @@ def parse_chunk(data: str) -> dict[str, Any]:
 
     Raises:
         ReplyBroken: Not JSON, or not an object.
-        ModelRefused, ModelUnavailable: It is an error the endpoint sends inside a stream.
+        ModelRefused, ModelUnavailable, ContextTooLong: It is an error the endpoint sends inside a 200.
     """
     try:
         chunk = json.loads(data, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
         raise ReplyBroken(f"The endpoint sent something that is not JSON: {_short(data)}") from exc
+    if isinstance(chunk, list) and len(chunk) == 1 and isinstance(chunk[0], dict) and chunk[0].get("error"):
+        chunk = chunk[0]
     if not isinstance(chunk, dict):
         raise ReplyBroken(f"The endpoint sent JSON that is not an object: {_short(data)}")
-    if chunk.get("error"):
-        raise endpoint_error(chunk["error"])
+    if chunk.get("error") or chunk.get("object") == "error":
+        raise error_in_reply(chunk.get("error") or chunk)
     return chunk
-
-
-def endpoint_error(error: Any) -> ModelError:
-    """The error that an `error` field in a body or stream means, with the endpoint's own words."""
-    fields = error if isinstance(error, dict) else {"message": str(error)}
-    code = fields.get("code")
-    status = code if isinstance(code, int) else None
-    words = f"The endpoint answered with an error: {fields.get('message') or json.dumps(fields)}"
-    named = None if code is None else str(code)
-    if status in _REFUSING_CODES or fields.get("type") in _REFUSING_TYPES:
-        return ModelRefused(words, status=status, code=named)
-    return ModelUnavailable(words, status=status, code=named)
 
 
 def gather_unstreamed(body: Mapping[str, Any]) -> ModelReply:
@@ -67,8 +57,10 @@ def gather_unstreamed(body: Mapping[str, Any]) -> ModelReply:
     """
     gatherer = ReplyGatherer()
     gatherer.add(body)
-    if not body.get("choices"):
+    if gatherer.is_empty or not body.get("choices"):
         raise ReplyBroken(f"The endpoint's answer holds no choices: {_short(json.dumps(body))}")
+    # A body that is whole JSON was not cut, whatever it leaves out.
+    gatherer.is_over = True
     return gatherer.finish()
 
 
@@ -76,6 +68,8 @@ def gather_unstreamed(body: Mapping[str, Any]) -> ModelReply:
 class ReplyGatherer:
     """Takes chunks in order and holds what they add up to. Not to be used again after `finish`."""
 
+    is_over: bool = False
+    """Whether the endpoint has said, otherwise than by a finish_reason, that nothing more comes."""
     _text: list[str] = field(default_factory=list)
     _refusal: list[str] = field(default_factory=list)
     _calls: list[CallFragments] = field(default_factory=list)
@@ -87,6 +81,7 @@ class ReplyGatherer:
     _message: dict[str, Any] = field(default_factory=dict)
     _parts: list[Any] = field(default_factory=list)
     _half: str = ""
+    _old_call: CallFragments | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -96,7 +91,7 @@ class ReplyGatherer:
     @property
     def is_empty(self) -> bool:
         """Whether no chunk has come."""
-        return not (self._envelope or self._choice or self._text or self._calls or self.is_finished)
+        return not (self._envelope or self._choice or self._message or self._text or self._calls or self.is_finished)
 
     def add(self, chunk: Mapping[str, Any]) -> str:
         """Takes one chunk; the text it adds, fit to be shown (a half surrogate pair waits for its other half)."""
@@ -114,7 +109,7 @@ class ReplyGatherer:
         if isinstance(delta, dict):
             return self._take(delta, is_whole=False)
         # A whole message closes some streams once more: what was already gathered is not taken twice.
-        if isinstance(message, dict) and not (self._text or self._calls):
+        if isinstance(message, dict) and not (self._text or self._calls or self._old_call):
             return self._take(message, is_whole=True)
         return ""
 
@@ -122,17 +117,21 @@ class ReplyGatherer:
         """The whole reply.
 
         Raises:
-            ReplyBroken: The endpoint never said how the reply ends: it was cut.
+            ReplyBroken: The endpoint never said how the reply ends, or that it failed: it was cut.
         """
         text, refusal = mend("".join(self._text)), mend("".join(self._refusal)) or None
         calls = self._ordered()
-        if self._finish_reason is None:
+        if not calls and self._old_call is not None and not self._old_call.is_empty():
+            calls = [self._old_call]
+        if self._finish_reason in BROKEN_OFF:
+            raise ReplyBroken(f"The endpoint broke its reply off: finish_reason {self._finish_reason}.")
+        if self._finish_reason is None and not (self.is_over and all(call.is_whole() for call in calls)):
             got = f"{len(text)} characters of text and {len(calls)} calls"
             raise ReplyBroken(f"The reply ended without a finish_reason, after {got}: it was cut half-way.")
         return ModelReply(
             text=text,
             calls=tuple(RawCall(i, c.id, mend(c.name), c.arguments()) for i, c in enumerate(calls)),
-            finish_reason=self._finish_reason,
+            finish_reason=branch_of(self._finish_reason, has_calls=bool(calls)),
             usage=self._usage,
             refusal=refusal,
             raw=self._raw(text, refusal, calls),
@@ -150,8 +149,17 @@ class ReplyGatherer:
                 call = self._new_call(None) if is_whole else self._call_of(fragment, touched)
                 call.add(fragment)
                 touched.append(call)
+        self._take_old_call(delta.get("function_call"))
         merge_fields(self._message, {k: v for k, v in delta.items() if k not in _NOT_MESSAGE})
         return self._showable(shown)
+
+    def _take_old_call(self, call: Any) -> None:
+        """The one call of the protocol's first version: no list, no id, no index."""
+        if not isinstance(call, dict):
+            return
+        if self._old_call is None:
+            self._old_call = CallFragments(None)
+        self._old_call.add({"function": call})
 
     def _take_content(self, content: Any) -> str:
         if isinstance(content, str):
@@ -218,7 +226,7 @@ class ReplyGatherer:
             message["refusal"] = refusal
         if self._parts:
             message["content_parts"] = self._parts
-        if calls:
+        if calls and calls != [self._old_call]:
             message["tool_calls"] = [call.raw() for call in calls]
         choice = {"index": 0, **settled(self._choice), "finish_reason": self._finish_reason, "message": message}
         return {**self._envelope, "object": "chat.completion", "choices": [choice], "usage": self._raw_usage}

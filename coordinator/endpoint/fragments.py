@@ -46,6 +46,10 @@ class CallFragments:
         """Whether no fragment said anything."""
         return not (self.name or self.id or self._seen_arguments)
 
+    def is_whole(self) -> bool:
+        """Whether nothing can be missing: there are no arguments, or they are a JSON object."""
+        return not "".join(self._text).strip() if self._whole is None and not self._is_complete() else True
+
     def is_left_by(self, fragment: Mapping[str, Any]) -> bool:
         """Whether `fragment` cannot go on with this call, though it claims its place.
 

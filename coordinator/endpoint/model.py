@@ -6,13 +6,11 @@ costs ten times as much per request and grows with the session.
 """
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -28,9 +26,13 @@ from openai import (
     Timeout,
 )
 
-from coordinator.endpoint.deltas import ReplyGatherer, gather_unstreamed, parse_chunk
+from coordinator.endpoint.failures import OVERLOADED_STATUSES, status_error
+from coordinator.endpoint.limiter import MAX_REQUESTS, EndpointLimiter
+from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
+from coordinator.endpoint.quirks import Quirks, quirks_of
+from coordinator.endpoint.reading import ReplyReader
 from coordinator.endpoint.reply import ModelReply
-from coordinator.endpoint.sse import SseDecoder, SseTooLarge
+from coordinator.endpoint.request import request_body
 from coordinator.errors import ConfigError, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
@@ -40,12 +42,8 @@ NO_KEY = "no-key"
 LIST_TIMEOUT_S = 5.0
 """How long the list of models is waited for."""
 
-MAX_REPLY_BYTES = 64 * 1024 * 1024
-"""A reply above this is broken off; the largest real ones are some hundred kilobytes."""
-
-_RETRIED_STATUSES = frozenset({408, 409, 425, 429})
-_LASTING_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached", "billing_not_active"})
-"""Codes of a 429 that waiting does not cure."""
+SHOWN_WAIT_S = 1.0
+"""A wait for a place at the endpoint is told from here on."""
 
 _DRAIN_S = 0.2
 _BACKOFF_FIRST_S = 0.5
@@ -74,10 +72,10 @@ class ModelSettings:
     """Requests for one reply, the first one included."""
     max_retry_s: float = 300.0
     """No further try begins later than this after the first."""
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """Fields added to every request's body: temperature, max_tokens, reasoning_effort, an endpoint's own."""
-    extra_headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers added to every request."""
+    max_requests: int = MAX_REQUESTS
+    """Requests under way at once, where the client has no limiter that others share."""
+    quirks: str = ""
+    """A JSON object with fields of `Quirks` that count instead of the table's."""
     strict_tools: bool = False
     """Whether the endpoint decodes by the tools' schemas and gets their strict rendering."""
 
@@ -115,18 +113,20 @@ class ModelClient:
 
     Args:
         settings: Where and how.
+        limiter: Shared by all clients of the endpoint; None makes one.
         clock: Monotonic seconds.
         sleep: Waits for seconds.
         chance: A float in [0, 1) for the jitter.
 
     Raises:
-        ConfigError: The settings name neither endpoint nor key, or no usable address.
+        ConfigError: The settings name neither endpoint nor key, no usable address, or quirks that are none.
     """
 
     def __init__(
         self,
         settings: ModelSettings,
         *,
+        limiter: EndpointLimiter | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
@@ -134,6 +134,8 @@ class ModelClient:
         if settings.base_url is None and settings.api_key is None:
             raise ConfigError("No model endpoint: neither a base URL (OPENAI_BASE_URL) nor a key (OPENAI_API_KEY).")
         self.settings = settings
+        self.quirks: Quirks = quirks_of(settings.base_url, settings.model, settings.quirks)
+        self.limiter = limiter or EndpointLimiter(settings.max_requests, clock=clock)
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
@@ -146,7 +148,9 @@ class ModelClient:
         on_text: Callable[[str], None],
         *,
         on_retry: Callable[[Retry], None] | None = None,
-        extra: Mapping[str, Any] | None = None,
+        on_wait: Callable[[float], None] | None = None,
+        parameters: ModelParameters = DEFAULT_PARAMETERS,
+        is_first: bool = False,
     ) -> ModelReply:
         """The model's next reply.
 
@@ -155,30 +159,39 @@ class ModelClient:
             tools: The tools' schemas; None or empty leaves the field out.
             on_text: Gets the visible text piece by piece as it comes (once, whole, when not streamed).
             on_retry: Told before each further try.
-            extra: Body fields for this request only, such as `tool_choice`.
+            on_wait: Told how many seconds the request waited for a place at the endpoint, where it is a second or more.
+            parameters: The session's.
+            is_first: Whether it is the session's first request.
 
         Raises:
             ModelRefused: The endpoint does not accept the request; no second try was made.
+            ContextTooLong: The messages are more than it takes; no second try was made.
             ModelUnavailable: Still overloaded, away or silent after the last try.
             ReplyBroken: Still cut or garbled after the last try.
         """
-        body = self._body(messages, tools, extra)
-        started = self._clock()
-        for number in range(1, self.settings.max_tries + 1):
-            try:
-                async with asyncio.timeout(self.settings.reply_timeout_s):
-                    return await self._try_once(body, on_text)
-            except TimeoutError as exc:
-                words = f"{self._address} had not finished its reply after {self.settings.reply_timeout_s:.0f} s."
-                error: ModelError = ModelUnavailable(words)
-                error.__cause__ = exc
-            except (ModelUnavailable, ReplyBroken) as exc:
-                error = exc
-            wait_s = self._wait_s(error, number)
-            if number == self.settings.max_tries or self._clock() - started + wait_s > self.settings.max_retry_s:
-                raise _given_up(error, number)
+        settings = self.settings
+        body = request_body(
+            settings.model, messages, tools, parameters, self.quirks, stream=settings.stream, is_first=is_first
+        )
+        ticket, spent_s = self.limiter.ticket(), 0.0
+        for number in range(1, settings.max_tries + 1):
+            async with self.limiter.place(ticket) as waited_s:
+                if on_wait is not None and waited_s >= SHOWN_WAIT_S:
+                    on_wait(waited_s)
+                sent_at = self._clock()
+                outcome = await self._outcome(body, parameters.headers, on_text)
+                # The wait for a place is nobody's failure: only what was tried counts.
+                spent_s += self._clock() - sent_at
+                if isinstance(outcome, ModelReply):
+                    self.limiter.replied()
+                    return outcome
+                self._tell_limiter(outcome, sent_at)
+            wait_s = self._wait_s(outcome, number)
+            spent_s += wait_s
+            if number == settings.max_tries or spent_s > settings.max_retry_s:
+                raise _given_up(outcome, number)
             if on_retry is not None:
-                on_retry(Retry(error, number + 1, wait_s))
+                on_retry(Retry(outcome, number + 1, wait_s))
             await self._sleep(wait_s)
         raise AssertionError("max_tries is at least 1")
 
@@ -199,27 +212,44 @@ class ModelClient:
     def _address(self) -> str:
         return self.settings.base_url or DEFAULT_BASE_URL
 
-    def _body(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, extra: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.settings.model, "messages": messages}
-        if tools:
-            body["tools"] = tools
-        if self.settings.stream:
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
-        return {**body, **self.settings.extra_body, **(extra or {})}
+    async def _outcome(
+        self, body: dict[str, Any], headers: Mapping[str, str], on_text: Callable[[str], None]
+    ) -> ModelReply | ModelUnavailable | ReplyBroken:
+        """One try: the reply, or the error that another try may cure; other errors are raised."""
+        try:
+            async with asyncio.timeout(self.settings.reply_timeout_s):
+                return await self._try_once(body, headers, on_text)
+        except TimeoutError as exc:
+            words = f"{self._address} had not finished its reply after {self.settings.reply_timeout_s:.0f} s."
+            error = ModelUnavailable(words)
+            error.__cause__ = exc
+            return error
+        except (ModelUnavailable, ReplyBroken) as exc:
+            return exc
+
+    def _tell_limiter(self, error: ModelError, sent_at: float) -> None:
+        if isinstance(error, ModelUnavailable) and error.status in OVERLOADED_STATUSES:
+            asked_s = error.retry_after_s
+            self.limiter.refused(sent_at, asked_s if (asked_s or 0.0) <= self.settings.max_retry_s else None)
 
     def _wait_s(self, error: ModelError, number: int) -> float:
         backoff_s = min(_BACKOFF_MOST_S, _BACKOFF_FIRST_S * 2.0 ** (number - 1)) * (0.5 + self._chance() / 2)
         asked_s = error.retry_after_s if isinstance(error, ModelUnavailable) else None
         return max(backoff_s, asked_s or 0.0)
 
-    async def _try_once(self, body: dict[str, Any], on_text: Callable[[str], None]) -> ModelReply:
+    async def _try_once(
+        self, body: dict[str, Any], headers: Mapping[str, str], on_text: Callable[[str], None]
+    ) -> ModelReply:
         """One request and its reply, every foreign error translated."""
         try:
             # With a raw response asked for, the client hands it over unread, whatever `stream_cls` is.
             posted = self._openai.post(
-                "/chat/completions", cast_to=httpx2.Response, body=body, stream=True, stream_cls=AsyncStream[Any]
+                "/chat/completions",
+                cast_to=httpx2.Response,
+                body=body,
+                options={"headers": headers},
+                stream=True,
+                stream_cls=AsyncStream[Any],
             )
             response = cast(httpx2.Response, await posted)
         except APIStatusError as exc:
@@ -242,64 +272,18 @@ class ModelClient:
             await response.aclose()
 
     async def _read(self, response: httpx2.Response, on_text: Callable[[str], None]) -> ModelReply:
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "text/event-stream" or (self.settings.stream and kind != "application/json"):
-            return await self._read_stream(response, on_text)
-        received = bytearray()
-        async with aclosing(response.aiter_bytes()) as pieces:
-            async for piece in pieces:
-                received += piece
-                if len(received) > MAX_REPLY_BYTES:
-                    raise ReplyBroken(f"{self._address} sent more than {MAX_REPLY_BYTES} bytes.")
-        reply = gather_unstreamed(parse_chunk(received.decode("utf-8", "replace")))
-        if reply.text:
-            on_text(reply.text)
-        return reply
-
-    async def _read_stream(self, response: httpx2.Response, on_text: Callable[[str], None]) -> ModelReply:
-        decoder, gatherer = SseDecoder(), ReplyGatherer()
-        received, beginning = 0, b""
+        reader = ReplyReader(on_text)
         try:
             async with aclosing(response.aiter_bytes()) as pieces:
                 async for piece in pieces:
-                    received += len(piece)
-                    beginning = beginning or piece[:200]
-                    if received > MAX_REPLY_BYTES:
-                        raise ReplyBroken(f"{self._address} sent more than {MAX_REPLY_BYTES} bytes.")
-                    if _gather(gatherer, decoder.feed(piece), on_text):
+                    reader.feed(piece)
+                    if reader.is_over:
                         await _drain(pieces)
-                        return gatherer.finish()
-            _gather(gatherer, decoder.close(), on_text)
-        except SseTooLarge as exc:
-            raise ReplyBroken(f"{self._address} sent {exc}.") from exc
+                        break
         except (httpx2.HTTPError, ReplyBroken):
-            # Nothing that matters can follow the finish_reason but the usage.
-            if not gatherer.is_finished:
+            if not reader.has_ending:
                 raise
-        if gatherer.is_empty:
-            kind = response.headers.get("content-type")
-            raise ReplyBroken(
-                f"{self._address} sent no reply but {kind or 'no content type'}: "
-                f"{beginning.decode('utf-8', 'replace')!r}. Does the base URL end in /v1?"
-            )
-        return gatherer.finish()
-
-
-def status_error(address: str, exc: APIStatusError) -> ModelError:
-    """What an HTTP error status means, with the endpoint's own words."""
-    status, body = exc.status_code, exc.body
-    fields = body if isinstance(body, dict) else {}
-    words = fields.get("message") or fields.get("detail") or body or exc.response.reason_phrase or "no words"
-    text = words if isinstance(words, str) else json.dumps(words, default=str)
-    text = f"{address} answered {status}: {text if len(text) <= 2000 else text[:2000] + '…'}"
-    if (status in _RETRIED_STATUSES or status >= 500) and exc.code not in _LASTING_CODES:
-        retry_after_s = _retry_after_s(exc.response.headers)
-        return ModelUnavailable(text, status=status, code=exc.code, retry_after_s=retry_after_s)
-    hints = {
-        401: " (is OPENAI_API_KEY right?)",
-        404: " (is the model's name right, and does the base URL end in /v1?)",
-    }
-    return ModelRefused(text + hints.get(status, ""), status=status, code=exc.code)
+        return reader.finish()
 
 
 def _transport(settings: ModelSettings) -> AsyncOpenAI:
@@ -315,7 +299,6 @@ def _transport(settings: ModelSettings) -> AsyncOpenAI:
         base_url=address,
         max_retries=0,
         timeout=timeout,
-        default_headers=dict(settings.extra_headers),
         http_client=DefaultAsyncHttpxClient(timeout=timeout, trust_env=not is_local),
     )
 
@@ -326,33 +309,6 @@ async def _drain(pieces: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_DRAIN_S):
             async for _ in pieces:
                 pass
-
-
-def _gather(gatherer: ReplyGatherer, events: list[str], on_text: Callable[[str], None]) -> bool:
-    """Hands events on; whether the stream said that it is over."""
-    for data in events:
-        if data.strip() == "[DONE]":
-            return True
-        shown = gatherer.add(parse_chunk(data))
-        if shown:
-            on_text(shown)
-    return False
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds the endpoint asked for, as a number or as a date against its own clock."""
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers.get(name, "")) / unit
-        except ValueError:
-            continue
-        if 0 <= seconds < float("inf"):
-            return seconds
-    try:
-        wait = parsedate_to_datetime(headers["retry-after"]) - parsedate_to_datetime(headers["date"])
-    except (KeyError, ValueError, TypeError):
-        return None
-    return max(wait.total_seconds(), 0.0)
 
 
 def _given_up(error: ModelError, tries: int) -> ModelError:

@@ -255,7 +255,7 @@ def test_each_call_of_an_unstreamed_message_is_its_own() -> None:
     assert reply.text == "t"
 
 
-@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"message": {"content": "x"}}]}, {"detail": "?"}])
+@pytest.mark.parametrize("body", [{}, {"choices": []}, {"choices": [{"delta": {}}]}, {"detail": "?"}])
 def test_a_body_that_is_no_completion_is_broken(body: dict[str, Any]) -> None:
     with pytest.raises(ReplyBroken):
         gather_unstreamed(body)

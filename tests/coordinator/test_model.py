@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.model import ModelClient, ModelSettings, Retry
+from coordinator.endpoint.parameters import ModelParameters
 from coordinator.endpoint.reply import ModelReply, RawCall, Usage
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
@@ -105,8 +106,8 @@ async def test_text_is_shown_while_it_comes() -> None:
 
 async def test_the_request_holds_messages_tools_and_the_settings_extras() -> None:
     with ScriptedEndpoint([TURN], api_key="key-1") as endpoint:
-        await Asked(endpoint.base_url, api_key="key-1", extra_body={"temperature": 0}).reply(
-            extra={"tool_choice": "auto"}
+        await Asked(endpoint.base_url, api_key="key-1").reply(
+            parameters=ModelParameters(temperature=0, tool_choice="auto")
         )
     assert endpoint.requests[0] == {
         "model": "m",
