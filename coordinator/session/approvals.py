@@ -86,6 +86,20 @@ class Elsewhere:
         return None
 
 
+class OneAtATime:
+    """Puts the questions of a session and of its sub-agents to one human, one after the other."""
+
+    def __init__(self, approver: Approver) -> None:
+        self.waits = approver.waits
+        self._approver = approver
+        self._turn = asyncio.Lock()
+
+    async def ask(self, request: ApprovalRequest) -> Decided | None:
+        """Ask when it is the question's turn; while it waits it can be answered from elsewhere."""
+        async with self._turn:
+            return await self._approver.ask(request)
+
+
 @dataclass
 class Lasting:
     """What a human allowed for the rest of a session: exactly what was shown, no pattern of it."""
@@ -116,6 +130,8 @@ class Approvals:
     emit: EventSink
     deadline_s: float = DEADLINE_S
     lasting: Lasting = field(default_factory=Lasting)
+    agent: str = ""
+    """The sub-agent whose calls they are, by what it is to do; "" for the session itself."""
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex
 
     async def decide(
@@ -140,6 +156,7 @@ class Approvals:
             reason=verdict.reason,
             part=verdict.part,
             lasting=None if commands is None else sorted(list(words) for words in commands),
+            agent=self.agent,
         )
         self.emit(self._asked(request))
         decided = await self._answer(request, cancelled)

@@ -11,7 +11,7 @@ from functools import partial
 
 from coordinator.cluster.execute import Executor, Job
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.seat import Seat
+from coordinator.cluster.seat import Above, Seat
 from coordinator.cluster.store import Store
 from coordinator.errors import LostSession, RedisLost
 from coordinator.session.approvals import Approvals
@@ -22,12 +22,14 @@ from coordinator.session.events import (
     BoxReplaced,
     CallFinished,
     CallStarted,
+    CutInfo,
     EventSink,
 )
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
 from coordinator.session.partition import Stretch, Travel, batches, stretches
 from coordinator.session.plan import PlannedCall
 from tools.base import ErrorCode, ToolResult
+from tools.cutting import cut_text
 from tools.permission import decide
 from tools.read import lines_left
 from tools.registry import Registry
@@ -64,12 +66,10 @@ class StepRunner:
             LostSession: another coordinator has the session now.
             RedisLost: nothing more can be found out; every call has its answer all the same.
         """
-        box = seat.box
         answers: dict[int, Answered] = {}
         self._begun.clear()
         try:
-            if not await patiently(partial(self.store.begin_step, box.session, box.generation, step), cancelled):
-                raise LostSession(f"session {box.session} was taken over by another coordinator")
+            await self._begin(step, seat, cancelled)
             for call in calls:
                 if call.refusal is not None:
                     self._answer(step, refused(call), answers)
@@ -90,13 +90,26 @@ class StepRunner:
                 await self._narrow(step, before, after, seat, cancelled)
         return [answer.content for answer in fitted]
 
+    async def _begin(self, step: int, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Make this the session's step; of a sub-agent, also ask whether the sessions above it are still ours.
+
+        Raises:
+            LostSession: another coordinator has one of them now.
+            RedisLost: that cannot be found out.
+        """
+        own = Above(seat.session, seat.generation, step)
+        for one in (*(seat.child.above if seat.child else ()), own):
+            begin = partial(self.store.begin_step, one.session, one.generation, one.step)
+            if not await patiently(begin, cancelled):
+                raise LostSession(f"session {one.session} was taken over by another coordinator")
+
     async def _narrow(self, step: int, before: Answered, after: Answered, seat: Seat, cancelled: asyncio.Event) -> None:
         """Let lines of a file that the step's budget cut away count as not shown."""
         path = before.result.data.get("path")
         if isinstance(path, str):
             key = CallKey(
-                session=seat.box.session,
-                generation=seat.box.generation,
+                session=seat.session,
+                generation=seat.generation,
                 step=step,
                 index=before.call.index,
                 attempt=before.attempt,
@@ -145,7 +158,7 @@ class StepRunner:
         answers: dict[int, Answered],
     ) -> bool:
         """Ask the human; return whether the call may run, leaving a grant for the worker if so."""
-        session, digest = seat.box.session, call_digest(call.name, call.arguments)
+        session, digest = seat.session, call_digest(call.name, call.arguments)
         if cancelled.is_set():
             self._answer(step, _cancelled(call), answers)
             return False
@@ -199,18 +212,20 @@ class StepRunner:
                 self._answer(step, _cancelled(call), answers)
                 return
             started = self.clock()
+            self._begun.add(call.index)
             self._start(step, call)
             result = await run_here(HomeCall(step, call, seat, self.emit, cancelled), self.home_tools)
-            result = result.with_arguments(call.arguments)
-            self._answer(step, Answered(call, result, (self.clock() - started) * 1000), answers)
+            cut = cut_text(result.text, self.budgets.result_bytes)
+            result = result.with_text(cut.text).with_arguments(call.arguments)
+            info = CutInfo(total_bytes=cut.total_bytes, shown_bytes=cut.shown_bytes) if cut.is_cut else None
+            self._answer(step, Answered(call, result, (self.clock() - started) * 1000, cut=info), answers)
 
         for batch in batches(calls):
             await asyncio.gather(*[run(call) for call in batch])
 
     def _order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
-        box = seat.box
         return CallOrder(
-            key=CallKey(session=box.session, generation=box.generation, step=step, index=call.index),
+            key=CallKey(session=seat.session, generation=seat.generation, step=step, index=call.index),
             call_id=call.call_id,
             node=seat.node.node,
             incarnation=seat.node.incarnation,
@@ -224,7 +239,7 @@ class StepRunner:
             allowed_tools=None if seat.tools is None else sorted(seat.tools),
             result_bytes=self.budgets.result_bytes,
             sent_at=self.wall_clock(),
-            box=box,
+            box=seat.box,
         )
 
     def _start(self, step: int, call: PlannedCall) -> None:

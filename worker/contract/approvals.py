@@ -33,6 +33,8 @@ class ApprovalRequest(Contract):
     """The commands, in words, that a yes for the whole session would allow; None: only the very same call."""
     principal: str = ""
     """Who the session acts for."""
+    agent: str = ""
+    """The sub-agent that asks, by what it is to do; "" for the session itself."""
 
     @property
     def name(self) -> str:
