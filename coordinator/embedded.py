@@ -56,13 +56,21 @@ class Embedded:
     """A private Redis and worker. `close` it; should that never happen, the worker ends both."""
 
     def __init__(
-        self, state_dir: Path, *, dead_man_s: int = 90, tools: Sequence[str] = (), secrets_dir: Path | None = None
+        self,
+        state_dir: Path,
+        *,
+        dead_man_s: int = 90,
+        tools: Sequence[str] = (),
+        secrets_dir: Path | None = None,
+        places: int | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._dead_man_s = dead_man_s
         self._own = {"SANDHOG_TOOLS": ":".join(tools)}
         if secrets_dir is not None:
             self._own["SANDHOG_SECRETS_DIR"] = str(secrets_dir.absolute())
+        if places is not None:
+            self._own["SANDHOG_PLACES"] = str(places)
         self._restarts = 0
         self._is_closed = False
         self._started: list[subprocess.Popen[bytes]] = []

@@ -3,16 +3,15 @@
 import asyncio
 import contextlib
 import os
-import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.commands.terminal import TerminalApprover
 from coordinator.commands.timeline import Timeline
 from coordinator.embedded import Embedded
-from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
@@ -24,7 +23,6 @@ from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
 from tools.loading import LoadedTools, ToolsUnusable, load_tools
 
-LOOK_AFTER_S = 0.5
 HURRY_S = 3.0
 """How long a session that was cancelled twice may still take to end its box."""
 
@@ -52,43 +50,15 @@ def run_command(command: Command, settings: Settings) -> SessionResult:
     return asyncio.run(_run(command, settings))
 
 
-class _Signals:
-    """Counts Ctrl-C and SIGTERM: none of them ends the process by itself, so that its clean-up is always whole."""
-
-    def __init__(self) -> None:
-        self.first = asyncio.Event()
-        self.second = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._came)
-
-    def _came(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
-
-
 async def _run(command: Command, settings: Settings) -> SessionResult:
     # First of all: what is started below must also be ended when a signal comes while it starts.
-    signals = _Signals()
-    with _redis(settings, command.tools) as (redis_url, embedded):
+    signals = Signals()
+    with redis_of(settings, command.tools) as (redis_url, embedded):
         return await _run_on(redis_url, embedded, command, settings, signals)
 
 
-@contextlib.contextmanager
-def _redis(settings: Settings, tools: LoadedTools | None) -> Iterator[tuple[str, Embedded | None]]:
-    if settings.redis_url:
-        yield settings.redis_url, None
-        return
-    files = tools.files if tools else ()
-    embedded = Embedded(
-        settings.state_dir, dead_man_s=settings.dead_man_s, tools=files, secrets_dir=settings.secrets_dir
-    )
-    try:
-        yield embedded.redis_url, embedded
-    finally:
-        embedded.close()
-
-
 async def _run_on(
-    redis_url: str, embedded: Embedded | None, command: Command, settings: Settings, signals: _Signals
+    redis_url: str, embedded: Embedded | None, command: Command, settings: Settings, signals: Signals
 ) -> SessionResult:
     timeline = Timeline(sys.stderr, is_live=None if command.is_live else False)
     model = ModelClient(await choose_model(command.model))
@@ -103,7 +73,7 @@ async def _run_on(
                 sinks=[timeline],
                 secrets=secrets,
             )
-            async with _looked_after(embedded) as broken:
+            async with looked_after(embedded) as broken:
                 return await _attended(runner, signals, broken)
     finally:
         # What cannot be drawn any more is no reason to lose the result.
@@ -112,7 +82,7 @@ async def _run_on(
         await model.close()
 
 
-async def _attended(runner: SessionRunner, signals: _Signals, broken: "asyncio.Task[None]") -> SessionResult:
+async def _attended(runner: SessionRunner, signals: Signals, broken: "asyncio.Task[None]") -> SessionResult:
     """Return the session's result; broken off when its cluster is gone or a second signal came.
 
     Raises:
@@ -134,26 +104,6 @@ async def _attended(runner: SessionRunner, signals: _Signals, broken: "asyncio.T
         return await session
     finally:
         second.cancel()
-
-
-@contextlib.asynccontextmanager
-async def _looked_after(embedded: Embedded | None) -> "AsyncIterator[asyncio.Task[None]]":
-    """Yield a task that restarts a dead worker and fails when the embedded cluster cannot be kept up."""
-
-    async def look_after() -> None:
-        while True:
-            if embedded is not None:
-                words = embedded.look_after()
-                if words is not None:
-                    with contextlib.suppress(OSError, ValueError):
-                        print(f"sandhog: {words}", file=sys.stderr)
-            await asyncio.sleep(LOOK_AFTER_S)
-
-    task = asyncio.create_task(look_after(), name="look after the worker")
-    try:
-        yield task
-    finally:
-        await end(task)
 
 
 def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event) -> Approver:
