@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     """The model's name, where `--model` does not say it."""
     dead_man_s: int = Field(default=90, ge=10)
     """Embedded cluster: a box whose worker has been silent this long ends by itself."""
+    models_file: Path | None = None
+    """Prices and windows of models; see docs/limits-and-context.md."""
     image: str = DEFAULT_IMAGE
     """Image of the boxes."""
     profile: str = DEFAULT_PROFILE

@@ -14,6 +14,7 @@ from coordinator.commands.outcome import finish
 from coordinator.commands.run_flags import Approve
 from coordinator.endpoint.model import ModelSettings
 from coordinator.endpoint.scripted import ScriptedEndpoint
+from coordinator.session.limits import Limits
 from coordinator.session.runner import SessionRequest
 from coordinator.session.workspace_choice import Chosen, Wanted, choose
 from coordinator.settings import read_settings
@@ -34,7 +35,7 @@ def demo(image: run_flags.Image = None, json: run_flags.Json = False) -> None:
         wanted = Wanted(directory, copy=True)
         chosen: Chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
         request = SessionRequest(
-            prompt=DEMO_PROMPT, workspace=chosen, image=image or settings.image, max_steps=10, apply=False
+            prompt=DEMO_PROMPT, workspace=chosen, image=image or settings.image, limits=Limits(steps=10), apply=False
         )
         command = Command(
             request,

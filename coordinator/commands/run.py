@@ -15,6 +15,8 @@ from coordinator.commands.run_flags import Approve
 from coordinator.commands.terminal import is_terminal
 from coordinator.endpoint.model import ModelSettings
 from coordinator.errors import ConfigError
+from coordinator.session.limits import Limits
+from coordinator.session.model_table import read_model_table
 from coordinator.session.runner import SessionRequest
 from coordinator.session.workspace_choice import Wanted, choose
 from coordinator.settings import read_settings
@@ -41,6 +43,11 @@ def run(
     policy_file: run_flags.PolicyFile = None,
     approve: run_flags.Answerer = None,
     max_steps: run_flags.MaxSteps = 50,
+    max_calls: run_flags.MaxCalls = None,
+    max_tokens_in: run_flags.MaxTokensIn = None,
+    max_tokens_out: run_flags.MaxTokensOut = None,
+    max_cost: run_flags.MaxCost = None,
+    max_time: run_flags.MaxTime = None,
     tools: run_flags.Tools = None,
     allow_host: box_flags.AllowHost = None,
     env: box_flags.Env = None,
@@ -69,7 +76,14 @@ def run(
         workspace=chosen,
         image=image or settings.image,
         profile=profile or settings.profile,
-        max_steps=max_steps,
+        limits=Limits(
+            steps=max_steps,
+            calls=max_calls,
+            tokens_in=max_tokens_in,
+            tokens_out=max_tokens_out,
+            cost_usd=max_cost,
+            time_s=max_time,
+        ),
         apply=apply,
         box=box_flags.box_options(
             allow_host=allow_host,
@@ -85,6 +99,7 @@ def run(
         rules=rules_of(policy_file or settings.policy_file, own.registry),
         approval_s=settings.approval_s,
         budgets=settings.budgets,
+        models=read_model_table(settings.models_file),
     )
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
     if answerer is Approve.ALWAYS and chosen.policy is Policy.GUARDED and chosen.mode is WorkspaceMode.BIND:

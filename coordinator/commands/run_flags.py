@@ -47,6 +47,13 @@ Answerer = Annotated[
     ),
 ]
 MaxSteps = Annotated[int, typer.Option(min=1, help="Model replies at most.")]
+MaxCalls = Annotated[int | None, typer.Option(min=1, help="Tool calls at most.")]
+MaxTokensIn = Annotated[
+    int | None, typer.Option(min=1, help="Tokens sent to the model at most, all requests together.")
+]
+MaxTokensOut = Annotated[int | None, typer.Option(min=1, help="Tokens made by the model at most.")]
+MaxCost = Annotated[float | None, typer.Option(min=0.000001, help="US dollars at most; see SANDHOG_MODELS_FILE.")]
+MaxTime = Annotated[float | None, typer.Option(min=0.001, help="Seconds at most; waiting for your yes does not count.")]
 Tools = Annotated[
     list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
 ]

@@ -28,13 +28,20 @@ from coordinator.session.events import (
     ChildEvent,
     ChildStarted,
     Event,
+    LimitsChanged,
     ModelReplied,
     Notice,
+    ReplyTaken,
     SessionEnded,
+    SessionPlaced,
+    SessionResumed,
     SessionStarted,
     StepStarted,
     TextDelta,
     TodosWritten,
+    ToolsShown,
+    TurnEnded,
+    UserMessage,
 )
 from coordinator.visible import visible, visible_line
 
@@ -75,6 +82,18 @@ class Timeline:
             case SessionStarted():
                 self._started_s = self._clock()
                 self._show.lines(wording.started(event, width))
+            case SessionResumed():
+                self._started_s = self._clock()
+                self._show.lines(wording.resumed(event))
+            case SessionPlaced() | ToolsShown() | ReplyTaken():
+                pass  # for readers of the transcript
+            case UserMessage():
+                self._show.lines(wording.user_message(event))
+            case TurnEnded():
+                self._show.end()
+                self._show.lines(wording.turn_ended(event, width))
+                self._told = event.text
+                self._show.stop()
             case StepStarted():
                 self._show.step(event.step)
             case TextDelta():
@@ -95,6 +114,8 @@ class Timeline:
                 self._show.lines(wording.todos_written(event, width))
             case BoxReplaced():
                 self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
+            case LimitsChanged():
+                self._show.lines([wording.limits_changed(event)])
             case ChildStarted():
                 self._show.lines(wording.child_started(event, width))
             case ChildEvent():
@@ -142,7 +163,7 @@ class Timeline:
 
     def _ended(self, event: SessionEnded) -> None:
         elapsed_s = None if self._started_s is None else self._clock() - self._started_s
-        text = [Line("\n" + visible(event.text).strip("\n") + "\n")] if event.text.strip() else []
+        text = [] if event.text == self._told else wording.answer(event.text)
         self._show.end()
         self._show.lines(text + wording.ended(event, elapsed_s, self._show.width))
         self._show.stop()

@@ -12,10 +12,14 @@ from coordinator.session.events import (
     ChildEvent,
     ChildStarted,
     Event,
+    LimitsChanged,
     Notice,
     SessionEnded,
+    SessionResumed,
     SessionStarted,
     TodosWritten,
+    TurnEnded,
+    UserMessage,
 )
 from coordinator.visible import visible, visible_line
 
@@ -51,6 +55,36 @@ def started(event: SessionStarted, width: int) -> list[Line]:
         Line(f"workspace: {where} ({visible_line(event.workspace_reason, width)})", "dim"),
         Line("› " + visible(event.prompt).rstrip("\n").replace("\n", "\n  "), "cyan"),
     ]
+
+
+def limits_changed(event: LimitsChanged) -> Line:
+    """What the session may use from now on."""
+    shown = [f"{name.replace('_', ' ')} {most:g}" for name, most in event.limits if most is not None]
+    return Line("  limits are now: " + ", ".join(shown), "yellow")
+
+
+def resumed(event: SessionResumed) -> list[Line]:
+    """Who goes on with what."""
+    return [Line(f"session {event.session_id} goes on (part {event.generation}, {event.by})", "bold")]
+
+
+def user_message(event: UserMessage) -> list[Line]:
+    """A message, marked as a prompt is; what this program says to the model is dim."""
+    return [
+        Line("› " + visible(event.text).rstrip("\n").replace("\n", "\n  "), "cyan" if event.by == "user" else "dim")
+    ]
+
+
+def answer(text: str) -> list[Line]:
+    """The model's last words, apart from what is around them; nothing where it said nothing."""
+    return [Line("\n" + visible(text).strip("\n") + "\n")] if text.strip() else []
+
+
+def turn_ended(event: TurnEnded, width: int) -> list[Line]:
+    """The model's answer, and why it stopped where that was not because it was done."""
+    if event.status == "completed":
+        return answer(event.text)
+    return [*answer(event.text), Line(f"{event.status}: {visible_line(event.stop_reason, 2 * width)}", "bold red")]
 
 
 def call_finished(event: CallFinished, width: int) -> list[Line]:
@@ -160,8 +194,11 @@ def ended(event: SessionEnded, elapsed_s: float | None, width: int) -> list[Line
         f"{event.status}" + ("" if event.status == "completed" else f": {visible_line(event.stop_reason, 2 * width)}"),
         counted(event.steps, "step"),
         counted(event.calls, "call"),
-        f"{usage.total_tokens:,} tokens ({usage.prompt_tokens:,} in, {usage.completion_tokens:,} out)",
+        f"{'about ' if usage.is_estimated else ''}{usage.total_tokens:,} tokens "
+        f"({usage.prompt_tokens:,} in, {usage.completion_tokens:,} out)",
     ]
+    if event.cost_usd is not None:
+        facts.append(f"${event.cost_usd:.4f}")
     if elapsed_s is not None:
         facts.append(duration(elapsed_s))
     lines = [Line(" · ".join(facts), "bold green" if event.status == "completed" else "bold red")]

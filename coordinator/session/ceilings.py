@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.errors import ConfigError
+from coordinator.session.limits import Limits
 from tools.registry import Registry
 from worker.contract.orders import Policy
 
@@ -25,6 +26,23 @@ class Ceiling(BaseModel):
     """Names of the boxes' limits."""
     max_steps: int | None = Field(default=None, ge=1)
     """Model replies of one session."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Tool calls of one session."""
+    max_tokens_in: int | None = Field(default=None, ge=1)
+    """Tokens sent in one session."""
+    max_tokens_out: int | None = Field(default=None, ge=1)
+    """Tokens made in one session."""
+    max_cost_usd: float | None = Field(default=None, gt=0)
+    """US dollars of one session."""
+    max_time_s: float | None = Field(default=None, gt=0)
+    """Seconds of one session."""
+
+    def cut(self, limits: Limits) -> Limits:
+        """Return a session's limits, none above the ceiling."""
+        most = {name: getattr(self, f"max_{name}") for name in Limits.model_fields}
+        wanted = limits.model_dump()
+        both = {name: [value for value in (wanted[name], most[name]) if value is not None] for name in most}
+        return Limits.model_validate({name: min(values, default=None) for name, values in both.items()})
 
 
 NO_CEILING = Ceiling()
@@ -37,7 +55,7 @@ class Wants:
 
     policy: Policy
     image: str
-    max_steps: int
+    limits: Limits
     profile: str = "medium"
     tools: frozenset[str] | None = None
     """None is all."""
@@ -56,8 +74,7 @@ def within(wants: Wants, ceiling: Ceiling, principal: str) -> Wants:
     tools = wants.tools
     if ceiling.tools is not None:
         tools = ceiling.tools if tools is None else tools & ceiling.tools
-    max_steps = wants.max_steps if ceiling.max_steps is None else min(wants.max_steps, ceiling.max_steps)
-    return replace(wants, tools=tools, max_steps=max_steps)
+    return replace(wants, tools=tools, limits=ceiling.cut(wants.limits))
 
 
 def usable_tools(registry: Registry, tools: frozenset[str] | None, *, is_read_only: bool) -> Registry:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from coordinator.endpoint.reply import RawCall, Usage
+from coordinator.session.limits import Limits
 
 CallStatus = Literal["success", "partial", "error"]
 SessionStatus = Literal["completed", "stopped", "failed", "cancelled"]
@@ -67,6 +68,8 @@ class SessionStarted(_Event):
     """The box's image."""
     max_steps: int
     """The session stops after this many model replies."""
+    limits: Limits | None = None
+    """All that it may use; None in transcripts of old."""
     system: str = ""
     """The system message, so that the history can be rebuilt from the transcript alone."""
     allow_hosts: list[str] = []
@@ -75,6 +78,86 @@ class SessionStarted(_Event):
     """Counts the owners of the session; each writes its own transcript segment."""
     rules: str = ""
     """The user's own policy as it travels with each call; "" if there is none."""
+
+
+class LimitsChanged(_Event):
+    """What the session may use was changed while it ran."""
+
+    type: Literal["limits_changed"] = "limits_changed"
+    limits: Limits
+    """All that it may use from the next step on."""
+
+
+class SessionResumed(_Event):
+    """Another owner goes on with the session; the first event of its segment."""
+
+    type: Literal["session_resumed"] = "session_resumed"
+    session_id: str
+    """The session's name."""
+    generation: int
+    """That of this owner and its segment."""
+    previous: int
+    """The generation whose segment comes before this one."""
+    accepted_bytes: int
+    """How much of that segment counts: what its writer appends later does not."""
+    by: str
+    """Who goes on: `sandhog resume`, `takeover`."""
+    model: str = ""
+    """The model's name as sent to the endpoint from now on."""
+
+
+class SessionPlaced(_Event):
+    """The session has a place on a node, and its box stands."""
+
+    type: Literal["session_placed"] = "session_placed"
+    node: str
+    """The node's name."""
+    incarnation: str
+    """That life of it."""
+    run_id: str
+    """The life of Redis in which its calls are claimed."""
+
+
+class ToolsShown(_Event):
+    """The tools that the model is shown from now on: at the first request, and when they change."""
+
+    type: Literal["tools_shown"] = "tools_shown"
+    tools: list[dict[str, Any]]
+    """As the endpoint gets them."""
+
+
+class UserMessage(_Event):
+    """A `user` message stands in the conversation; the first one is the session's prompt and is not repeated."""
+
+    type: Literal["user_message"] = "user_message"
+    text: str
+    """Its content."""
+    by: Literal["user", "sandhog"] = "user"
+    """Whose words: a person's, or this program's to the model."""
+
+
+class ReplyTaken(_Event):
+    """The reply before this event stands in the conversation; one without it does not."""
+
+    type: Literal["reply_taken"] = "reply_taken"
+    call_ids: tuple[str, ...] = ()
+    """The ids that its answers carry, in the order of its calls."""
+    text: str | None = None
+    """Its text, where it is not the reply's own."""
+    has_calls: bool = True
+    """False where its calls were left out."""
+
+
+class TurnEnded(_Event):
+    """The model has answered; the session waits for a person's next message."""
+
+    type: Literal["turn_ended"] = "turn_ended"
+    status: SessionStatus
+    """How the turn ended."""
+    stop_reason: str
+    """Why, in one word or a short sentence."""
+    text: str
+    """The model's answer; "" when there is none."""
 
 
 class StepStarted(_Event):
@@ -326,7 +409,9 @@ class SessionEnded(_Event):
     calls: int
     """Tool calls answered."""
     usage: Usage = Usage()
-    """Sum over all replies."""
+    """Sum over all requests to the model, those of sub-agents included."""
+    cost_usd: float | None = None
+    """What they cost; None where the model's prices are not known."""
     patch_path: str | None = None
     """Where the workspace's changes lie as a patch; None when there is none."""
     tool_list_changes: int = 0
@@ -335,6 +420,13 @@ class SessionEnded(_Event):
 
 Event = (
     SessionStarted
+    | LimitsChanged
+    | SessionResumed
+    | SessionPlaced
+    | ToolsShown
+    | UserMessage
+    | ReplyTaken
+    | TurnEnded
     | StepStarted
     | TextDelta
     | ModelReplied

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from coordinator.cluster.seat import Seat
@@ -13,7 +13,9 @@ from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
 from coordinator.session.breakers import NO_TOOLS, ShownTools
 from coordinator.session.events import EventSink, ModelReplied, Notice, SessionStatus, StepStarted, TextDelta
 from coordinator.session.history import History, settle_ids
+from coordinator.session.limits import LiveLimits
 from coordinator.session.plan import plan
+from coordinator.session.spend import Spend, WallClock, reached
 from coordinator.session.step import StepRunner
 from tools.registry import Registry
 
@@ -37,15 +39,6 @@ class Ending:
 
 
 @dataclass
-class Tally:
-    """What a session has used so far."""
-
-    steps: int = 0
-    calls: int = 0
-    usage: Usage = field(default_factory=Usage)
-
-
-@dataclass
 class SessionLoop:
     """Runs one session. The box is made ready beside the first request and awaited before the first call."""
 
@@ -56,11 +49,12 @@ class SessionLoop:
     emit: EventSink
     sync: Callable[[], None]
     """Makes everything emitted so far durable."""
-    max_steps: int
+    limits: LiveLimits
+    spend: Spend
+    clock: WallClock
     history: History
     waits_for_box: bool = False
     """The model is asked only once the box stands: set-up that fails costs no request."""
-    tally: Tally = field(default_factory=Tally)
 
     async def run(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
         """Return how it ended; every call that was asked for is answered in the history by then.
@@ -69,12 +63,14 @@ class SessionLoop:
             seat: Yields the session's place and box; its failure ends the session.
             cancelled: Ends the session as soon as every call has its answer.
         """
+        self.clock.start()
         try:
             if self.waits_for_box:
                 await first(seat, cancelled)
             while not cancelled.is_set():
-                if self.tally.steps >= self.max_steps:
-                    return Ending("stopped", f"max_steps: {self.max_steps} replies were used up")
+                at_limit = reached(self.limits.now, self.spend, self.clock.elapsed_s, 0)
+                if at_limit is not None:
+                    return Ending("stopped", at_limit.reason)
                 ending = await self._step(seat, cancelled)
                 if ending is not None:
                     return ending
@@ -114,32 +110,32 @@ class SessionLoop:
             if reply.refusal and not reply.text:
                 return Ending("stopped", "refusal: the model declined", reply.refusal)
             return Ending("completed", "done", reply.text) if reply.text else Ending("failed", "empty reply")
-        ids = settle_ids(reply.calls, self.tally.steps)
+        ids = settle_ids(reply.calls, self.spend.steps)
         self.history.add_reply(reply, ids)
         calls = plan(reply.calls, ids, self.registry, strict=self.model.settings.strict_tools)
         if any(call.refusal is None for call in calls):
             try:
                 place = await first(seat, cancelled)
             except NoBox as exc:
-                self._answered(self.steps.refuse(self.tally.steps, calls, f"there is no box ({exc})"))
+                self._answered(self.steps.refuse(self.spend.steps, calls, f"there is no box ({exc})"))
                 raise
             if place is None:
                 # Every call is answered also when the session ends before its box stood.
-                self._answered(self.steps.refuse(self.tally.steps, calls, "the session was cancelled before it could"))
+                self._answered(self.steps.refuse(self.spend.steps, calls, "the session was cancelled before it could"))
                 return Ending("cancelled", "cancelled")
-            self._answered(await self.steps.run(self.tally.steps, calls, place, cancelled))
+            self._answered(await self.steps.run(self.spend.steps, calls, place, cancelled))
         else:
-            self._answered(self.steps.refuse(self.tally.steps, calls))
+            self._answered(self.steps.refuse(self.spend.steps, calls))
         return None
 
     def _answered(self, answers: list[str]) -> None:
-        self.tally.calls += len(answers)
+        self.spend.calls += len(answers)
         self.history.add_answers(answers)
 
     async def _ask(self, tools: list[dict[str, Any]], cancelled: asyncio.Event) -> ModelReply | None:
         """Return the model's next reply, asked for once more if it was empty; None when cancelled."""
-        self.tally.steps += 1
-        step = self.tally.steps
+        self.spend.steps += 1
+        step = self.spend.steps
         self.emit(StepStarted(step=step))
         self.sync()
         reply: ModelReply | None = None
@@ -155,7 +151,7 @@ class SessionLoop:
             reply = await first(asking, cancelled)
             if reply is None:
                 return None
-            self.tally.usage = self.tally.usage.plus(reply.usage)
+            self.spend.add(reply.usage or Usage())
             self._replied(step, reply)
             if reply.text or reply.calls or reply.refusal or reply.finish_reason == "content_filter":
                 return reply

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from coordinator.endpoint.reply import Usage
 from coordinator.session.events import SessionStatus
+from worker.contract.checks import CheckOutcome
 
 
 class SessionResult(BaseModel):
@@ -24,6 +25,8 @@ class SessionResult(BaseModel):
     calls: int
     """Tool calls answered."""
     usage: Usage
+    cost_usd: float | None = None
+    """US dollars; None where the model's prices are not known."""
     transcript: str
     """Path of the transcript."""
     patch: str | None
@@ -38,6 +41,8 @@ class SessionResult(BaseModel):
     """Why that mode was taken."""
     notes: list[str]
     """What a person should know besides."""
+    check: CheckOutcome | None = None
+    """What the session's check said; None where none was run."""
 
     @property
     def exit_code(self) -> int:

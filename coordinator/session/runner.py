@@ -27,18 +27,24 @@ from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.breakers import Breakers, ShownTools
 from coordinator.session.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
+from coordinator.session.checks import CheckOptions
 from coordinator.session.events import Event, EventSink, Notice, SessionEnded, SessionStarted
 from coordinator.session.history import History
+from coordinator.session.limits import Limits, LiveLimits
 from coordinator.session.loop import Ending, SessionLoop, first
+from coordinator.session.model_table import ModelTable
 from coordinator.session.prompt import PromptFacts, system_prompt
 from coordinator.session.result import SessionResult
+from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
 from coordinator.session.transcript import Transcript
 from coordinator.session.workspace_choice import Chosen
 from tools.registry import Registry
 from tools.rules import Rules, rules_to_text
 from worker.contract import keys
+from worker.contract.checks import Check
 from worker.contract.orders import DEFAULT_PROFILE, BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
+from worker.contract.sources import Source
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +63,7 @@ class SessionRequest:
     prompt: str
     workspace: Chosen
     image: str
-    max_steps: int
+    limits: Limits = field(default_factory=Limits)
     apply: bool = False
     """Put the changes of a private copy into the directory at the end, if the session completed."""
     box: BoxOptions = field(default_factory=BoxOptions)
@@ -76,6 +82,17 @@ class SessionRequest:
     profile: str = DEFAULT_PROFILE
     """Name of the box's limits and boundaries."""
     budgets: Budgets = BUDGETS
+    models: ModelTable = field(default_factory=ModelTable)
+    """What is known of models."""
+    source: Source | None = None
+    """What the node makes the private copy of, in place of the workspace's directory."""
+    check: CheckOptions | None = None
+    """Judges the workspace at the end, unless the session failed or was cancelled."""
+
+    @property
+    def origin(self) -> str:
+        """What the workspace was made from, for people."""
+        return self.source.shown if self.source else os.fspath(self.workspace.directory)
 
 
 @dataclass(frozen=True)
@@ -110,9 +127,12 @@ class SessionRunner:
         secrets: Iterable[str] = (),
         session_id: str | None = None,
     ) -> None:
-        wants = Wants(request.workspace.policy, request.image, request.max_steps)
+        wants = Wants(request.workspace.policy, request.image, request.limits)
         granted = within(wants, request.ceiling, request.principal)
-        self._request = replace(request, max_steps=granted.max_steps)
+        facts = request.models.of(model.settings.model)
+        self.limits = LiveLimits(granted.limits, cut=request.ceiling.cut, facts=facts)
+        self.spend, self.clock = Spend(facts), WallClock()
+        self._request = replace(request, limits=granted.limits)
         self._tools = granted.tools
         self._registry = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
         self._cluster = cluster
@@ -124,7 +144,7 @@ class SessionRunner:
         self._transcript = Transcript.create(
             self.session_dir, self.session_id, 1, secrets=[*secrets, *request.box.env.values()]
         )
-        self._sinks = list(sinks)
+        self._sinks: list[EventSink] = [self.clock, *sinks]
         self._node: NodeLife | None = None
         self._is_torn = False
         self._abandoned = asyncio.Event()
@@ -138,7 +158,7 @@ class SessionRunner:
             PromptFacts(
                 policy=request.workspace.policy.value,
                 is_copy=request.workspace.mode is WorkspaceMode.COPY,
-                max_steps=request.max_steps,
+                max_steps=request.limits.steps,
                 has_rules=request.rules is not None,
                 is_read_only=request.is_read_only,
                 allow_hosts=request.box.extras.allow_hosts,
@@ -167,7 +187,9 @@ class SessionRunner:
             steps=steps,
             emit=self._emit,
             sync=self._transcript.sync,
-            max_steps=request.max_steps,
+            limits=self.limits,
+            spend=self.spend,
+            clock=self.clock,
             history=history,
             waits_for_box=request.box.extras.makes_image,
         )
@@ -237,9 +259,10 @@ class SessionRunner:
             policy=request.workspace.policy.value,
             workspace_mode=request.workspace.mode.value,
             workspace_reason=request.workspace.reason,
-            workspace=str(request.workspace.directory),
+            workspace=request.origin,
             image=request.image,
-            max_steps=request.max_steps,
+            max_steps=request.limits.steps,
+            limits=request.limits,
             allow_hosts=list(request.box.extras.allow_hosts),
             system=system,
             rules=rules_to_text(request.rules),
@@ -258,6 +281,7 @@ class SessionRunner:
             as_root=request.workspace.as_root,
             profile=request.profile,
             extras=request.box.extras,
+            source=request.source,
         )
 
     async def _take_seat(self) -> Seat:
@@ -302,7 +326,8 @@ class SessionRunner:
         finished, node = FinishOutcome(session=self.session_id), self._node
         if node is not None:
             apply = self._request.apply and ending.status == "completed"
-            finished = await placement.finish(self._box, node, apply=apply, away_s=away_s)
+            check = self._check(ending)
+            finished = await placement.finish(self._box, node, apply=apply, check=check, away_s=away_s)
         if await placement.withdraw(self.session_id, node.node if node else None, away_s=away_s):
             try:
                 await store.withdraw_grants(self.session_id, steps.granted)
@@ -310,6 +335,18 @@ class SessionRunner:
             except RedisError as exc:
                 log.info("claims are left to expire", extra={"session_id": self.session_id, "error": str(exc)})
         return finished
+
+    def _check(self, ending: Ending) -> Check | None:
+        """Return what judges the session's work, its files laid out; None where there is nothing to judge."""
+        check = self._request.check
+        if check is None or ending.status not in ("completed", "stopped"):
+            return None
+        try:
+            check.lay_out(self.session_dir)
+        except OSError as exc:
+            # The node says of a check whose files are missing that it was not run.
+            log.warning("a check's files are missing", extra={"session_id": self.session_id, "error": str(exc)})
+        return check.order
 
     async def _unless_abandoned(self, work: "asyncio.Task[_T]") -> _T | None:
         """Return the task's result; None where the session was abandoned and the task took too long after that."""
@@ -344,17 +381,19 @@ class SessionRunner:
             status=ending.status,
             stop_reason=ending.stop_reason,
             text=ending.text,
-            steps=loop.tally.steps,
-            calls=loop.tally.calls,
-            usage=loop.tally.usage,
+            steps=loop.spend.steps,
+            calls=loop.spend.calls,
+            usage=loop.spend.usage,
+            cost_usd=loop.spend.shown_usd,
             transcript=str(self._transcript.path),
             patch=patch,
             patch_path=finished.patch_path,
             applied=finished.applied,
-            workspace=os.fspath(workspace.directory),
+            workspace=self._request.origin,
             workspace_mode=workspace.mode.value,
             workspace_reason=workspace.reason,
             notes=notes,
+            check=finished.check,
         )
 
     def _emit_end(self, ending: Ending, loop: SessionLoop, notes: Iterable[str], patch_path: str | None) -> None:
@@ -367,9 +406,10 @@ class SessionRunner:
             status=ending.status,
             stop_reason=ending.stop_reason,
             text=ending.text,
-            steps=loop.tally.steps,
-            calls=loop.tally.calls,
-            usage=loop.tally.usage,
+            steps=loop.spend.steps,
+            calls=loop.spend.calls,
+            usage=loop.spend.usage,
+            cost_usd=loop.spend.shown_usd,
             patch_path=patch_path,
             tool_list_changes=loop.shown.changes,
         )

@@ -19,6 +19,7 @@ from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.scripted import Script, ScriptedEndpoint
 from coordinator.session.approvals import Always, Approver
 from coordinator.session.events import Event
+from coordinator.session.limits import Limits
 from coordinator.session.result import SessionResult
 from coordinator.session.runner import LOCAL, Cluster, SessionRequest, SessionRunner
 from coordinator.session.workspace_choice import Wanted, choose
@@ -111,7 +112,7 @@ class Stage:
         cancelled: asyncio.Event | None = None,
         image: str = DEFAULT_IMAGE,
         apply: bool = False,
-        max_steps: int = 20,
+        limits: Limits = Limits(steps=20),  # noqa: B008 - frozen
         principal: str = LOCAL,
         sinks: tuple[object, ...] = (),
         **more: Any,
@@ -120,7 +121,7 @@ class Stage:
         wanted = Wanted(self.project, bind=not copy, copy=copy, policy=policy)
         owner = self.project.stat().st_uid
         chosen = choose(wanted, owner_uid=owner, own_uid=os.geteuid())
-        request = SessionRequest("do it", chosen, image, max_steps, apply=apply, principal=principal, **more)
+        request = SessionRequest("do it", chosen, image, limits, apply=apply, principal=principal, **more)
         events: list[Event] = []
         with ScriptedEndpoint(script) as endpoint:
             model = ModelClient(ModelSettings("scripted", base_url=endpoint.base_url))

@@ -199,7 +199,7 @@ async def test_a_ceiling_holds_or_refuses_the_session(stage: Any) -> None:
     ceiling = Ceiling(tools=frozenset({"Read"}), max_steps=1, images=("sandhog-box:*",))
     played = await stage.play(lambda _: Turn(calls=(MAKE,)), ceiling=ceiling)
     assert [tool["function"]["name"] for tool in played.requests[0]["tools"]] == ["Read"]
-    assert played.result.stop_reason.startswith("max_steps: 1 ")
+    assert played.result.stop_reason.startswith("limit: steps: 1 ")
     assert not (stage.project / "made").exists()
     with pytest.raises(ConfigError, match="local may not use the policy boxed"):
         await stage.play([Turn("done")], ceiling=Ceiling(policies=frozenset({Policy.GUARDED})))

@@ -15,6 +15,7 @@ from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.events import CallFinished, CallStarted
 from coordinator.session.history import validate
+from coordinator.session.limits import Limits
 from coordinator.session.transcript import read_transcript
 from worker.contract import keys
 
@@ -206,9 +207,9 @@ async def test_a_cancelled_step_leaves_a_valid_history_and_a_whole_transcript(st
 
 
 async def test_steps_are_bounded(stage: Any) -> None:
-    played = await stage.play(lambda _: Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}),)), max_steps=2)
+    played = await stage.play(lambda _: Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}),)), limits=Limits(steps=2))
     assert played.result.status == "stopped"
-    assert "max_steps" in played.result.stop_reason
+    assert "limit: steps" in played.result.stop_reason
     assert played.result.steps == 2
 
 

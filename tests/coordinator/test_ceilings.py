@@ -4,10 +4,11 @@ import pytest
 
 from coordinator.errors import ConfigError
 from coordinator.session.ceilings import NO_CEILING, Ceiling, Wants, usable_tools, within
+from coordinator.session.limits import Limits
 from tools.registry import builtin_registry
 from worker.contract.orders import Policy
 
-WANTS = Wants(Policy.BOXED, "box:1", max_steps=50)
+WANTS = Wants(Policy.BOXED, "box:1", Limits(steps=50))
 
 
 def test_a_local_user_has_none() -> None:
@@ -16,9 +17,11 @@ def test_a_local_user_has_none() -> None:
 
 def test_numbers_and_tools_are_cut_to_it() -> None:
     ceiling = Ceiling(max_steps=10, tools=frozenset({"Read", "Bash"}))
-    assert within(WANTS, ceiling, "ann") == Wants(Policy.BOXED, "box:1", 10, tools=frozenset({"Read", "Bash"}))
-    fewer = Wants(Policy.BOXED, "box:1", 5, tools=frozenset({"Read", "Write"}))
-    assert within(fewer, ceiling, "ann") == Wants(Policy.BOXED, "box:1", 5, tools=frozenset({"Read"}))
+    assert within(WANTS, ceiling, "ann") == Wants(
+        Policy.BOXED, "box:1", Limits(steps=10), tools=frozenset({"Read", "Bash"})
+    )
+    fewer = Wants(Policy.BOXED, "box:1", Limits(steps=5), tools=frozenset({"Read", "Write"}))
+    assert within(fewer, ceiling, "ann") == Wants(Policy.BOXED, "box:1", Limits(steps=5), tools=frozenset({"Read"}))
 
 
 @pytest.mark.parametrize(
