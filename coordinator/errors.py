@@ -37,6 +37,8 @@ class ModelError(SandhogError):
         super().__init__(message)
         self.status = status
         self.code = code
+        self.body = ""
+        """What the endpoint sent, as far as it is kept; "" where it sent nothing."""
 
 
 class ModelRefused(ModelError):

@@ -23,6 +23,7 @@ from coordinator.session.events import (
     ApprovalAsked,
     BoxReplaced,
     CallFinished,
+    CallsWritten,
     CallStarted,
     ChildEnded,
     ChildEvent,
@@ -32,6 +33,7 @@ from coordinator.session.events import (
     ModelReplied,
     Notice,
     ReplyTaken,
+    RequestFailed,
     SessionEnded,
     SessionPlaced,
     SessionResumed,
@@ -69,6 +71,8 @@ class Timeline:
     ) -> None:
         self._clock = clock
         self._started_s: float | None = None
+        self._told = ""
+        """The answer that was shown last."""
         self._speaker = ""
         """The sub-agent whose lines were shown last."""
         if is_live is None:
@@ -100,6 +104,12 @@ class Timeline:
                 self._show.delta(event.text)
             case ModelReplied():
                 self._replied(event)
+            case RequestFailed():
+                # What was shown of this reply is void: it is asked for again.
+                self._show.drop_text()
+                self._show.lines(wording.request_failed(event))
+            case CallsWritten():
+                self._show.lines([wording.calls_written(event)])
             case CallStarted():
                 self._show.running(event)
             case CallFinished():

@@ -8,12 +8,14 @@ from coordinator.session.events import (
     ApprovalAsked,
     BoxReplaced,
     CallFinished,
+    CallsWritten,
     ChildEnded,
     ChildEvent,
     ChildStarted,
     Event,
     LimitsChanged,
     Notice,
+    RequestFailed,
     SessionEnded,
     SessionResumed,
     SessionStarted,
@@ -73,6 +75,20 @@ def user_message(event: UserMessage) -> list[Line]:
     return [
         Line("› " + visible(event.text).rstrip("\n").replace("\n", "\n  "), "cyan" if event.by == "user" else "dim")
     ]
+
+
+def request_failed(event: RequestFailed) -> list[Line]:
+    """Why the model is asked once more; nothing where it is not: the session's end says it."""
+    if event.next_try_s is None:
+        return []
+    return [Line(f"{visible(event.text)} Trying again in {event.next_try_s:.1f} s.", "yellow")]
+
+
+def calls_written(event: CallsWritten) -> Line:
+    """That a call came as text."""
+    names = ", ".join(visible_line(name, 60) for name in event.names) or "a tool"
+    then = "the session ends" if event.is_last else "the model is told so"
+    return Line(f"  ! a call of {names} came as text ({event.form}); nothing was run, and {then}", "yellow")
 
 
 def answer(text: str) -> list[Line]:

@@ -85,10 +85,17 @@ _LIMIT = re.compile(
 )
 
 _WORDS_CHARS = 2000
+_BODY_CHARS = 20_000
 
 
 def status_error(address: str, exc: APIStatusError) -> ModelError:
     """What an HTTP error status means, with the endpoint's own words."""
+    error = _status_error(address, exc)
+    error.body = exc.response.text[:_BODY_CHARS]
+    return error
+
+
+def _status_error(address: str, exc: APIStatusError) -> ModelError:
     status = exc.status_code
     fields = _fields(_body(exc))
     words = fields.get("message") or fields.get("detail") or exc.response.reason_phrase or "no words"
@@ -108,6 +115,12 @@ def status_error(address: str, exc: APIStatusError) -> ModelError:
 
 def error_in_reply(error: Any) -> ModelError:
     """What an `error` field in the body of a 200 or in a stream means, with the endpoint's own words."""
+    found = _error_in_reply(error)
+    found.body = json.dumps(error, default=str, ensure_ascii=False)[:_BODY_CHARS]
+    return found
+
+
+def _error_in_reply(error: Any) -> ModelError:
     fields = _fields(error)
     code = _code(fields)
     status = _status(fields)

@@ -198,6 +198,38 @@ class ModelReplied(_Event):
     """The reply's body with every field, as if it had not been streamed."""
 
 
+class RequestFailed(_Event):
+    """A request to the model gave no reply."""
+
+    type: Literal["request_failed"] = "request_failed"
+    step: int
+    """The step it belongs to."""
+    text: str
+    """What went wrong, with the endpoint's own words."""
+    status: int | None = None
+    """The HTTP status, where there was one."""
+    code: str | None = None
+    """The endpoint's error code, where it gave one."""
+    body: str = ""
+    """What the endpoint sent, its beginning."""
+    next_try_s: float | None = None
+    """The pause before the next try; None where no other follows."""
+
+
+class CallsWritten(_Event):
+    """The reply before this event holds calls as text; nothing of it was run, and it is no answer."""
+
+    type: Literal["calls_written"] = "calls_written"
+    step: int
+    """The step it belongs to."""
+    names: tuple[str, ...]
+    """The tools that it names, as far as they can be read."""
+    form: str
+    """How the first of them was written: tags, fence, json, python; announced where it only says so."""
+    is_last: bool = False
+    """The model was told before, and the session ends by it."""
+
+
 class CallStarted(_Event):
     """A call left for the workers."""
 
@@ -430,6 +462,8 @@ Event = (
     | StepStarted
     | TextDelta
     | ModelReplied
+    | RequestFailed
+    | CallsWritten
     | CallStarted
     | CallFinished
     | AnswerShortened
