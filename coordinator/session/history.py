@@ -6,15 +6,20 @@ it. `History` cannot build another kind; `validate` proves it, in tests and in t
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from coordinator.endpoint.fragments import mend
 from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.errors import HistoryInvalid
+from coordinator.session.events import ReplyTaken, UserMessage
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
+Journal = Callable[[UserMessage | ReplyTaken], None]
+"""Takes down what entered a history, so that the same one can be built again; answers have events of their own."""
 
 
 class History:
@@ -22,9 +27,11 @@ class History:
 
     Args:
         system: The system message; "" for none.
+        journal: Is told of each message before it is added; None while nothing need be told.
     """
 
-    def __init__(self, system: str = "") -> None:
+    def __init__(self, system: str = "", journal: Journal | None = None) -> None:
+        self.journal = journal
         self._messages: list[dict[str, Any]] = []
         self._open: tuple[str, ...] = ()
         self._replies = 0
@@ -41,13 +48,20 @@ class History:
         """Ids of the last reply's calls while they have no answers."""
         return self._open
 
-    def add_user(self, text: str) -> None:
-        """A person's message.
+    @property
+    def is_answered(self) -> bool:
+        """Whether nothing in it waits for the model: its last message is the model's own, and asks for nothing."""
+        return not self._open and bool(self._messages) and self._messages[-1].get("role") == "assistant"
+
+    def add_user(self, text: str, by: Literal["user", "sandhog"] = "sandhog") -> None:
+        """A message in the user's role; `by` says whose words it has.
 
         Raises:
             HistoryInvalid: Calls are unanswered.
         """
         self._demand_answered("a user message")
+        if self.journal is not None:
+            self.journal(UserMessage(text=text, by=by))
         self._messages.append({"role": "user", "content": mend(text)})
 
     def add_reply(self, reply: ModelReply, ids: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -65,6 +79,10 @@ class History:
         settled = tuple(ids) if ids is not None else settle_ids(reply.calls, self._replies)
         if len(settled) != len(reply.calls):
             raise HistoryInvalid(f"{len(settled)} ids for {len(reply.calls)} calls")
+        if self.journal is not None:
+            # A reply with calls is taken as it was said; one without may be a part of it.
+            text = None if reply.calls else reply.text
+            self.journal(ReplyTaken(call_ids=settled, text=text, has_calls=bool(reply.calls)))
         content = mend(reply.text or reply.refusal or "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if reply.calls:

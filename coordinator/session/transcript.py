@@ -5,6 +5,7 @@ Format: `{"v":1,"seq":1,"at":"2030-01-31T12:00:00.000Z","type":"step_started",â€
 """
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from pydantic import ValidationError
 from coordinator.errors import TranscriptError
 from coordinator.session.events import SHOWN_ONLY, Event, parse_event
 from coordinator.session.redact import Redactor
+from coordinator.session.reserve import FULL, Reserve
 
 VERSION = 1
 """Raised when an old reader could misread a new line; new fields and types do not raise it."""
@@ -30,6 +32,7 @@ class Transcript:
     Args:
         path: The file; it must not exist.
         secrets: Values that must never reach the file.
+        reserve: Room for the last events when the disk is full; None for none.
         now: The time of day.
 
     Raises:
@@ -41,10 +44,14 @@ class Transcript:
         path: Path,
         *,
         secrets: Iterable[str] = (),
+        reserve: Reserve | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.path = path
         self._redactor = Redactor(secrets)
+        self._reserve = reserve
+        self._full: str | None = None
+        """Why the session must end: its last events are written into the reserve."""
         self._now = now
         self._seq = 0
         self._size_bytes = 0
@@ -52,6 +59,9 @@ class Transcript:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            # Says that somebody writes here, where the volume locks; whom it stops is for readers to decide.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _sync_directory(path.parent)
         except FileExistsError as exc:
             raise TranscriptError(f"{path} exists: another process owns this generation of the session.") from exc
@@ -60,14 +70,20 @@ class Transcript:
 
     @classmethod
     def create(
-        cls, session_dir: Path, session_id: str, generation: int = 1, *, secrets: Iterable[str] = ()
+        cls,
+        session_dir: Path,
+        session_id: str,
+        generation: int = 1,
+        *,
+        secrets: Iterable[str] = (),
+        reserve: Reserve | None = None,
     ) -> "Transcript":
         """The segment `<session_dir>/<session_id>.<generation>.jsonl`, new.
 
         Raises:
             TranscriptError: It exists or cannot be created.
         """
-        return cls(segment_path(session_dir, session_id, generation), secrets=secrets)
+        return cls(segment_path(session_dir, session_id, generation), secrets=secrets, reserve=reserve)
 
     @property
     def size_bytes(self) -> int:
@@ -87,23 +103,48 @@ class Transcript:
         line = {"v": VERSION, "seq": self._seq + 1, "at": at, **fields}
         content = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
-            written = os.write(self._file, content)
-            if written != len(content):
-                raise OSError(f"only {written} of {len(content)} bytes were taken")
+            self._append(content)
         except OSError as exc:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, self._size_bytes)
-            raise TranscriptError(f"The transcript {self.path} cannot be written: {exc}") from exc
+            if exc.errno not in FULL or self._reserve is None or not self._reserve.free():
+                raise TranscriptError(f"The transcript {self.path} cannot be written: {exc}") from exc
+            self._append_again(content, exc)
         self._seq += 1
         self._size_bytes += len(content)
         self._is_dirty = True
+
+    def _append(self, content: bytes) -> None:
+        """Writes a line whole, or leaves the file as it was."""
+        try:
+            written = os.write(self._file, content)
+            if written != len(content):
+                # The rest tells why it was not taken.
+                written += os.write(self._file, content[written:])
+            if written != len(content):
+                raise OSError(f"only {written} of {len(content)} bytes were taken")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._size_bytes)
+            raise
+
+    def _append_again(self, content: bytes, why: OSError) -> None:
+        """Writes a line into the room that was kept for it: the session ends before its next request."""
+        try:
+            self._append(content)
+        except OSError as exc:
+            raise TranscriptError(f"The transcript {self.path} cannot be written: {exc}") from exc
+        self._full = f"The disk of the transcript {self.path} is full: {why.strerror}. Make room, then resume."
 
     def sync(self) -> None:
         """Returns when all that was appended is on the disk; blocks for that long.
 
         Raises:
-            TranscriptError: The disk did not take it.
+            TranscriptError: The disk did not take it, or has room for the last events only.
         """
+        if self._full is not None:
+            raise TranscriptError(self._full)
+        self._sync()
+
+    def _sync(self) -> None:
         if not self._is_dirty:
             return
         self._is_dirty = False
@@ -118,7 +159,7 @@ class Transcript:
         if self._file < 0:
             return
         try:
-            self.sync()
+            self._sync()
         finally:
             os.close(self._file)
             self._file = -1

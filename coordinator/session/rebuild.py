@@ -1,0 +1,236 @@
+"""A session's state from its transcript: reading → **rebuild** → resume, export.
+
+The conversation is built from what entered it (prompt, `UserMessage`, `ReplyTaken`, answers), never from what a loop
+would have done with the replies. So the list is the one that the endpoint had, and valid wherever the transcript ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from coordinator.endpoint.reply import ModelReply, RawCall, Usage
+from coordinator.session.events import (
+    AnswerShortened,
+    ApprovalAnswered,
+    ApprovalAsked,
+    CallFinished,
+    CallStarted,
+    ChildEnded,
+    Event,
+    LimitsChanged,
+    ModelReplied,
+    ReplyTaken,
+    SessionEnded,
+    SessionPlaced,
+    SessionResumed,
+    SessionStarted,
+    StepStarted,
+    ToolsShown,
+    TurnEnded,
+    UserMessage,
+)
+from coordinator.session.history import History
+from coordinator.session.limits import Limits
+from coordinator.session.transcript import Entry
+
+LOST_ANSWER = '{"status":"error","error_code":"OUTCOME_UNKNOWN","text":"The answer of this call was lost; it ran."}'
+"""For an answer whose line in the transcript cannot be read."""
+
+
+@dataclass
+class OpenStep:
+    """A step some of whose calls have no answer yet."""
+
+    step: int
+    generation: int
+    """Under which its calls were sent."""
+    calls: tuple[RawCall, ...]
+    ids: tuple[str, ...]
+    answers: dict[int, str] = field(default_factory=dict)
+    """By the call's place in the reply."""
+    begun: set[int] = field(default_factory=set)
+    """Calls that may have been sent."""
+    asked: set[int] = field(default_factory=set)
+    """Calls about which a human is asked."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Places of the calls without an answer."""
+        return [at for at in range(len(self.calls)) if at not in self.answers]
+
+    def in_order(self) -> list[str]:
+        """All answers; each must be there."""
+        return [self.answers[at] for at in range(len(self.calls))]
+
+
+@dataclass
+class Rebuilt:
+    """How far a session is."""
+
+    history: History = field(default_factory=History)
+    """While `open_step` is there, its last message is a reply whose calls are unanswered."""
+    started: SessionStarted | None = None
+    """None where that line is lost."""
+    open_step: OpenStep | None = None
+    steps: int = 0
+    """Model replies."""
+    calls: int = 0
+    """Calls answered."""
+    usages: list[Usage] = field(default_factory=list)
+    """Of each request to the session's own model."""
+    children: list[ChildEnded] = field(default_factory=list)
+    placed: SessionPlaced | None = None
+    """Where its box stood last."""
+    limits: Limits | None = None
+    """As they were changed last; None where they were not."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """What the model was shown last."""
+    lasting: list[RawCall] = field(default_factory=list)
+    """Calls for which a human's yes was one for the whole session."""
+    ended: SessionEnded | None = None
+    """How its last owner ended it; None where it did not come to that."""
+    turn: TurnEnded | None = None
+    """The last turn's end, where nothing followed it."""
+    elapsed_s: float = 0.0
+    """Time that its owners spent on it, from their segments' first to last events."""
+
+    @property
+    def text(self) -> str:
+        """The model's last words, where the conversation ends with them."""
+        return str(self.history.messages[-1]["content"] or "") if self.history.is_answered else ""
+
+
+def rebuild(entries: Sequence[Entry]) -> Rebuilt:
+    """Return how far the session is whose lines these are; what cannot be read is left out."""
+    builder = _Builder()
+    for entry in entries:
+        if entry.event is not None:
+            builder.take(entry.event)
+    builder.close_answered()
+    builder.state.elapsed_s = _elapsed_s(entries)
+    return builder.state
+
+
+class _Builder:
+    def __init__(self) -> None:
+        self.state = Rebuilt()
+        self._generation = 1
+        self._begun_step = 0
+        self._reply: ModelReplied | None = None
+        self._raw: dict[tuple[int, int], RawCall] = {}
+
+    def take(self, event: Event) -> None:
+        match event:
+            case ModelReplied() | ReplyTaken() | UserMessage() | StepStarted():
+                self._conversation(event)
+            case CallStarted() | CallFinished() | AnswerShortened() | ApprovalAsked() | ApprovalAnswered():
+                self._call(event)
+            case _:
+                self._session(event)
+
+    def close_answered(self) -> None:
+        """Put the answers of a step into the conversation once all of them are there."""
+        opened = self.state.open_step
+        if opened is not None and not opened.missing:
+            self.state.history.add_answers(opened.in_order())
+            self.state.open_step = None
+
+    def _session(self, event: Event) -> None:
+        state = self.state
+        match event:
+            case SessionStarted():
+                state.started, self._generation = event, event.generation
+                state.history = History(event.system)
+                state.history.add_user(event.prompt)
+            case SessionResumed():
+                self._generation, state.ended = event.generation, None
+            case SessionPlaced():
+                state.placed = event
+            case ToolsShown():
+                state.tools = event.tools
+            case LimitsChanged():
+                state.limits = event.limits
+            case ChildEnded():
+                state.children.append(event)
+            case TurnEnded():
+                state.turn = event
+            case SessionEnded():
+                state.ended = event
+
+    def _conversation(self, event: ModelReplied | ReplyTaken | UserMessage | StepStarted) -> None:
+        state = self.state
+        state.turn = None
+        match event:
+            case StepStarted():
+                self._close()
+                self._begun_step = event.step
+            case UserMessage():
+                self._close()
+                state.history.add_user(event.text, event.by)
+            case ModelReplied():
+                self._reply = event
+                state.steps = max(state.steps, event.step)
+                state.usages.append(event.usage or Usage())
+                self._raw.update({(event.step, call.index): call for call in event.calls})
+            case ReplyTaken() if self._reply is not None:
+                self._close()
+                self._taken(self._reply, event)
+                self._reply = None
+
+    def _taken(self, said: ModelReplied, taken: ReplyTaken) -> None:
+        calls = said.calls if taken.has_calls else ()
+        if len(calls) != len(taken.call_ids):
+            return
+        text = said.text if taken.text is None else taken.text
+        reply = ModelReply(text, calls, said.finish_reason, said.usage, said.refusal, said.raw)
+        if not calls and not text and not said.refusal:
+            # An empty message is refused by strict endpoints, and nothing is lost with it.
+            return
+        self.state.history.add_reply(reply, taken.call_ids)
+        if calls:
+            self.state.open_step = OpenStep(said.step, self._generation, calls, taken.call_ids)
+
+    def _close(self) -> None:
+        """End the open step before something follows it; an answer that cannot be read is said to be lost."""
+        opened = self.state.open_step
+        if opened is not None:
+            for at in opened.missing:
+                opened.answers[at] = LOST_ANSWER
+            self.close_answered()
+
+    def _call(self, event: CallStarted | CallFinished | AnswerShortened | ApprovalAsked | ApprovalAnswered) -> None:
+        if isinstance(event, ApprovalAnswered) and event.decision == "allow" and event.is_lasting:
+            raw = self._raw.get((event.step, event.index))
+            if raw is not None:
+                self.state.lasting.append(raw)
+        self.state.calls += isinstance(event, CallFinished)
+        opened = self.state.open_step
+        if opened is None or event.step != opened.step or not 0 <= event.index < len(opened.calls):
+            return
+        match event:
+            case CallStarted():
+                opened.begun.add(event.index)
+            case CallFinished() | AnswerShortened():
+                opened.answers[event.index] = event.answer
+                opened.asked.discard(event.index)
+            case ApprovalAsked():
+                opened.asked.add(event.index)
+            case ApprovalAnswered():
+                opened.asked.discard(event.index)
+
+
+def _elapsed_s(entries: Sequence[Entry]) -> float:
+    total_s, first, last = 0.0, None, None
+    for entry in entries:
+        try:
+            at = datetime.fromisoformat(entry.at)
+        except ValueError:
+            continue
+        if isinstance(entry.event, SessionResumed) and first is not None and last is not None:
+            total_s += max(0.0, (last - first).total_seconds())
+            first = None
+        first, last = first or at, at
+    if first is not None and last is not None:
+        total_s += max(0.0, (last - first).total_seconds())
+    return total_s
