@@ -7,16 +7,28 @@ from typing import Any, TypeVar
 
 from coordinator.cluster.seat import Seat
 from coordinator.ending import end
-from coordinator.endpoint.model import ModelClient, Retry
+from coordinator.endpoint.model import ModelClient
+from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.endpoint.reply import ModelReply, Usage
+from coordinator.endpoint.written_calls import WrittenCall
 from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
 from coordinator.session.breakers import NO_TOOLS, ShownTools
-from coordinator.session.events import EventSink, ModelReplied, Notice, SessionStatus, StepStarted, TextDelta
+from coordinator.session.events import (
+    CallsWritten,
+    EventSink,
+    ModelReplied,
+    Notice,
+    RequestFailed,
+    SessionStatus,
+    StepStarted,
+    TextDelta,
+)
 from coordinator.session.history import History, settle_ids
 from coordinator.session.limits import LiveLimits
 from coordinator.session.plan import plan
 from coordinator.session.spend import Spend, WallClock, reached
 from coordinator.session.step import StepRunner
+from coordinator.session.written import STOP_REASON, WRITTEN_REPLIES, correction, written_in
 from tools.registry import Registry
 
 _T = TypeVar("_T")
@@ -55,6 +67,10 @@ class SessionLoop:
     history: History
     waits_for_box: bool = False
     """The model is asked only once the box stands: set-up that fails costs no request."""
+    parameters: ModelParameters = DEFAULT_PARAMETERS
+    """How the model is asked."""
+    written_replies: int = 0
+    """Replies in a row that held calls as text."""
 
     async def run(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
         """Return how it ended; every call that was asked for is answered in the history by then.
@@ -75,6 +91,7 @@ class SessionLoop:
                 if ending is not None:
                     return ending
         except ModelError as exc:
+            self.emit(self._request_failed(exc, None))
             return Ending("failed", f"model: {exc}")
         except NoBox as exc:
             return Ending("failed", f"box: {exc}")
@@ -105,6 +122,10 @@ class SessionLoop:
                 return self._cut_off(reply)
             case "content_filter":
                 return Ending("stopped", "content_filter: the endpoint withheld the reply", reply.text)
+        written = written_in(reply, tools)
+        if written:
+            return self._written(reply, written)
+        self.written_replies = 0
         if not reply.calls:
             self.history.add_reply(reply)
             if reply.refusal and not reply.text:
@@ -145,7 +166,10 @@ class SessionLoop:
                     self.history.messages,
                     tools,
                     lambda text: self.emit(TextDelta(step=step, text=text)),
-                    on_retry=self._on_retry,
+                    on_retry=lambda retry: self.emit(self._request_failed(retry.error, retry.wait_s)),
+                    on_wait=self._waited,
+                    parameters=self.parameters,
+                    is_first=step == 1,
                 )
             )
             reply = await first(asking, cancelled)
@@ -182,8 +206,30 @@ class SessionLoop:
             )
         )
 
-    def _on_retry(self, retry: Retry) -> None:
-        self.emit(Notice(level="warning", text=f"{retry.error} Trying again in {retry.wait_s:.1f} s."))
+    def _written(self, reply: ModelReply, written: tuple[WrittenCall, ...]) -> Ending | None:
+        """Tell the model that a call in its text is none, and end the session where it was told before."""
+        self.written_replies += 1
+        is_last = self.written_replies >= WRITTEN_REPLIES
+        self.history.add_reply(reply)
+        names = tuple(dict.fromkeys(call.name for call in written if call.name))
+        self.emit(CallsWritten(step=self.spend.steps, names=names, form=written[0].form, is_last=is_last))
+        if is_last:
+            return Ending("stopped", STOP_REASON)
+        self.history.add_user(correction(written))
+        return None
+
+    def _request_failed(self, error: ModelError, next_try_s: float | None) -> RequestFailed:
+        return RequestFailed(
+            step=self.spend.steps,
+            text=str(error),
+            status=error.status,
+            code=error.code,
+            body=error.body,
+            next_try_s=next_try_s,
+        )
+
+    def _waited(self, seconds: float) -> None:
+        self.emit(Notice(text=f"The request waited {seconds:.0f} s for a place at the endpoint."))
 
 
 def _node(seat: "asyncio.Task[Seat]") -> str | None:
