@@ -19,3 +19,13 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
     # Each exception is looked at, so that none is reported as never retrieved.
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def set_with(event: asyncio.Event, *others: asyncio.Event) -> None:
+    """Set an event as soon as one of the others is set; until then, wait."""
+    waiting = [asyncio.create_task(other.wait()) for other in others]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        event.set()
+    finally:
+        await end(*waiting)

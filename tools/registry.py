@@ -13,6 +13,7 @@ from tools.kill_bash import KillBash
 from tools.read import Read
 from tools.schema import function_schema
 from tools.strict import strict_function_schema
+from tools.task import Task
 from tools.todo_write import TodoWrite
 from tools.write import Write
 
@@ -52,4 +53,4 @@ class Registry:
 
 def builtin_registry() -> Registry:
     """Return the tools that every session has."""
-    return Registry([Bash(), BashOutput(), Edit(), Glob(), Grep(), KillBash(), Read(), TodoWrite(), Write()])
+    return Registry([Bash(), BashOutput(), Edit(), Glob(), Grep(), KillBash(), Read(), Task(), TodoWrite(), Write()])

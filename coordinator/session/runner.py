@@ -21,8 +21,9 @@ from coordinator.cluster.seat import Seat
 from coordinator.cluster.store import Store
 from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient
+from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.errors import NoBox, RedisLost, TranscriptError
-from coordinator.session.approvals import DEADLINE_S, Approvals, Approver
+from coordinator.session.approvals import DEADLINE_S, Approvals, Approver, Lasting, OneAtATime
 from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.breakers import Breakers, ShownTools
@@ -30,6 +31,7 @@ from coordinator.session.ceilings import NO_CEILING, Ceiling, Wants, usable_tool
 from coordinator.session.checks import CheckOptions
 from coordinator.session.events import Event, EventSink, Notice, SessionEnded, SessionStarted
 from coordinator.session.history import History
+from coordinator.session.home_tools import HOME_TOOLS, HomeTool
 from coordinator.session.limits import Limits, LiveLimits
 from coordinator.session.loop import Ending, SessionLoop, first
 from coordinator.session.model_table import ModelTable
@@ -37,10 +39,12 @@ from coordinator.session.prompt import PromptFacts, system_prompt
 from coordinator.session.result import SessionResult
 from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
+from coordinator.session.subagents import DEPTH, Account, Lent, SubAgents, Talk, without_tasks
 from coordinator.session.transcript import Transcript
 from coordinator.session.workspace_choice import Chosen
 from tools.registry import Registry
 from tools.rules import Rules, rules_to_text
+from tools.task import TASK_TOOL
 from worker.contract import keys
 from worker.contract.checks import Check
 from worker.contract.orders import DEFAULT_PROFILE, BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
@@ -84,8 +88,12 @@ class SessionRequest:
     budgets: Budgets = BUDGETS
     models: ModelTable = field(default_factory=ModelTable)
     """What is known of models."""
+    parameters: ModelParameters = DEFAULT_PARAMETERS
+    """How the model is asked."""
     source: Source | None = None
     """What the node makes the private copy of, in place of the workspace's directory."""
+    task_depth: int = DEPTH
+    """How deep sub-agents may go; 0 for none at all."""
     check: CheckOptions | None = None
     """Judges the workspace at the end, unless the session failed or was cancelled."""
 
@@ -134,16 +142,16 @@ class SessionRunner:
         self.spend, self.clock = Spend(facts), WallClock()
         self._request = replace(request, limits=granted.limits)
         self._tools = granted.tools
-        self._registry = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
+        usable = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
+        self._registry = usable if request.task_depth > 0 else without_tasks(usable)
         self._cluster = cluster
         self._model = model
-        self._approver = approver
+        self._approver, self._lasting = OneAtATime(approver), Lasting()
         self.session_id = session_id or new_session_id()
         self.session_dir = cluster.state_dir / "sessions" / self.session_id
         self._make_session_dir()
-        self._transcript = Transcript.create(
-            self.session_dir, self.session_id, 1, secrets=[*secrets, *request.box.env.values()]
-        )
+        self._secrets = [*secrets, *request.box.env.values()]
+        self._transcript = Transcript.create(self.session_dir, self.session_id, 1, secrets=self._secrets)
         self._sinks: list[EventSink] = [self.clock, *sinks]
         self._node: NodeLife | None = None
         self._is_torn = False
@@ -154,51 +162,81 @@ class SessionRunner:
     async def run(self, cancelled: asyncio.Event) -> SessionResult:
         """Return the session's result once its box is gone and its transcript is whole."""
         request = self._request
-        system = system_prompt(
-            PromptFacts(
-                policy=request.workspace.policy.value,
-                is_copy=request.workspace.mode is WorkspaceMode.COPY,
-                max_steps=request.limits.steps,
-                has_rules=request.rules is not None,
-                is_read_only=request.is_read_only,
-                allow_hosts=request.box.extras.allow_hosts,
-            )
-        )
+        system = self._system(request.limits.steps, request.is_read_only)
         history = History(system)
         history.add_user(request.prompt)
-        steps = StepRunner(
-            self._cluster.executor,
-            self._cluster.store,
-            Approvals(self._cluster.requests, self._approver, self._emit, request.approval_s),
-            self._emit,
+        account = Account(self.limits, self.spend, self.clock)
+        talk = Talk(
+            session=self.session_id,
             registry=self._registry,
-            budgets=request.budgets,
-        )
-        loop = SessionLoop(
-            model=self._model,
-            registry=self._registry,
-            shown=ShownTools(
-                self._cluster.breakers,
-                self._registry,
-                self.session_id,
-                self._emit,
-                strict=self._model.settings.strict_tools,
-            ),
-            steps=steps,
+            history=history,
+            account=account,
             emit=self._emit,
             sync=self._transcript.sync,
-            limits=self.limits,
-            spend=self.spend,
-            clock=self.clock,
-            history=history,
+            home_tools=self._home_tools(system, account),
             waits_for_box=request.box.extras.makes_image,
         )
+        loop = self._loop(talk)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = await first(conversation, self._abandoned) or self._abandoned_as
-        finished = await self._finish(ending, steps)
+        finished = await self._finish(ending, loop.steps)
         if not ending.is_lost:
             request.box.forget(self.session_dir)
         return self._end(ending, loop, finished)
+
+    def _loop(self, talk: Talk) -> SessionLoop:
+        """Return the loop of a conversation, this session's own or a sub-agent's."""
+        request, cluster = self._request, self._cluster
+        steps = StepRunner(
+            cluster.executor,
+            cluster.store,
+            Approvals(cluster.requests, self._approver, talk.emit, request.approval_s, self._lasting, agent=talk.agent),
+            talk.emit,
+            registry=talk.registry,
+            home_tools=talk.home_tools,
+            budgets=request.budgets,
+        )
+        strict = self._model.settings.strict_tools
+        return SessionLoop(
+            model=self._model,
+            registry=talk.registry,
+            shown=ShownTools(cluster.breakers, talk.registry, talk.session, talk.emit, strict=strict),
+            steps=steps,
+            emit=talk.emit,
+            sync=talk.sync,
+            limits=talk.account.limits,
+            spend=talk.account.spend,
+            clock=talk.account.clock,
+            history=talk.history,
+            waits_for_box=talk.waits_for_box,
+        )
+
+    def _home_tools(self, system: str, account: Account) -> Mapping[str, HomeTool]:
+        if self._request.task_depth < 1:
+            return HOME_TOOLS
+        lent = Lent(
+            session_dir=self.session_dir,
+            started=self._started(system),
+            system=self._system,
+            make=self._loop,
+            transcript=partial(Transcript.create, secrets=self._secrets),
+            store=self._cluster.store,
+        )
+        agents = SubAgents(lent, self._registry, account, self._request.task_depth)
+        return {**HOME_TOOLS, TASK_TOOL: agents.run}
+
+    def _system(self, max_steps: int, is_read_only: bool) -> str:
+        request = self._request
+        return system_prompt(
+            PromptFacts(
+                policy=request.workspace.policy.value,
+                is_copy=request.workspace.mode is WorkspaceMode.COPY,
+                max_steps=max_steps,
+                has_rules=request.rules is not None,
+                is_read_only=is_read_only,
+                allow_hosts=request.box.extras.allow_hosts,
+            )
+        )
 
     def abandon(self, ending: Ending, *, finish_s: float) -> None:
         """Let `run` return soon, whatever it waits for; the node may take `finish_s` to say what became of the work."""

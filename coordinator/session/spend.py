@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.endpoint.reply import Usage
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked, Event
+from coordinator.session.events import ApprovalAnswered, ApprovalAsked, ChildEvent, Event
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelFacts
 
@@ -55,7 +55,7 @@ class WallClock:
         self._clock = clock
         self._used_s = used_s
         self._runs_since: float | None = None
-        self._asked: set[tuple[int, int]] = set()
+        self._asked: set[tuple[str, int, int]] = set()
 
     def start(self) -> None:
         """Let it run."""
@@ -67,13 +67,16 @@ class WallClock:
         return self._used_s + (0.0 if self._runs_since is None else self._clock() - self._runs_since)
 
     def __call__(self, event: Event) -> None:
-        """Stand still while there are questions that a human has time to answer."""
+        """Stand still while there are questions, also of a sub-agent's, that a human has time to answer."""
+        child = ""
+        while isinstance(event, ChildEvent):
+            child, event = event.child, event.event
         match event:
             case ApprovalAsked(within_s=float()):
-                self._asked.add((event.step, event.index))
+                self._asked.add((child, event.step, event.index))
                 self._used_s, self._runs_since = self.elapsed_s, None
-            case ApprovalAnswered() if (event.step, event.index) in self._asked:
-                self._asked.discard((event.step, event.index))
+            case ApprovalAnswered() if (child, event.step, event.index) in self._asked:
+                self._asked.discard((child, event.step, event.index))
                 if not self._asked:
                     self.start()
 
