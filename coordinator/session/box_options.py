@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from coordinator.errors import ConfigError
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
+from worker.contract.sources import ARCHIVE_FILE
 
 _HOST = re.compile(r"(?:\*|(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?)(?::[0-9]{1,5}(?:,[0-9]{1,5})*)?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -26,6 +27,8 @@ class BoxOptions:
     """Values by name. The box sees them, the transcript does not."""
     sources: tuple[Path, ...] = ()
     """The content of the order's files, in their order."""
+    archive: Path | None = None
+    """What the workspace is unpacked from, where the order says so."""
 
     def lay_out(self, session_dir: Path) -> None:
         """Put values and files where the node finds them.
@@ -41,6 +44,8 @@ class BoxOptions:
             (session_dir / FILES_DIR).mkdir(mode=0o700)
         for number, source in enumerate(self.sources):
             shutil.copyfile(source, session_dir / FILES_DIR / str(number))
+        if self.archive is not None:
+            shutil.copyfile(self.archive, session_dir / ARCHIVE_FILE)
 
     def forget(self, session_dir: Path) -> None:
         """Remove the values once the session has ended."""

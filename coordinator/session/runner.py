@@ -259,7 +259,8 @@ class SessionRunner:
 
     def _make_session_dir(self) -> None:
         try:
-            self.session_dir.mkdir(parents=True)
+            # A service keeps its record there first; who owns the session is decided by its transcript.
+            self.session_dir.mkdir(parents=True, exist_ok=True)
             (self.session_dir / "spill").mkdir(mode=0o755)
             self._request.box.lay_out(self.session_dir)
         except OSError as exc:

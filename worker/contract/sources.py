@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+ARCHIVE_FILE = "source-archive"
+"""In the session's directory: the archive of an `ArchiveSource`."""
+
 
 class _Source(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
@@ -45,11 +48,9 @@ class GitSource(_Source):
 
 
 class ArchiveSource(_Source):
-    """The content of a tar archive (plain, gzip, bzip2, xz) or a zip archive."""
+    """The content of a tar archive (plain, gzip, bzip2, xz) or a zip archive: `ARCHIVE_FILE`, whatever its name."""
 
     kind: Literal["archive"] = "archive"
-    path: str
-    """The archive on the shared volume, absolute; in the session's own directory as a rule."""
     name: str = "archive"
     """How its owner calls it."""
 
