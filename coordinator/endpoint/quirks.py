@@ -6,12 +6,16 @@ The first row that fits an endpoint's host, else the first that fits the model's
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coordinator.errors import ConfigError
+
+Echoable = Literal["reasoning_content", "reasoning_details", "reasoning", "extra_content"]
+"""A field beside text and calls that some endpoint wants back."""
+ECHOABLE: frozenset[str] = frozenset(get_args(Echoable))
 
 
 class Quirks(BaseModel):
@@ -37,7 +41,7 @@ class Quirks(BaseModel):
     """The role of the first message."""
     null_content: bool = True
     """Whether a message with calls and no text may have `content: null`; else it is ""."""
-    echoed: tuple[str, ...] = ()
+    echoed: tuple[Echoable, ...] = ()
     """Fields of the model's messages and calls that are sent back: reasoning, signatures."""
     echoes_empty: bool = False
     """Whether an echoed field of a message with calls is sent also where it was missing."""

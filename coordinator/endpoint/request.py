@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.endpoint.parameters import ModelParameters
-from coordinator.endpoint.quirks import Quirks
+from coordinator.endpoint.quirks import ECHOABLE, Quirks
 
 
 def request_body(
@@ -70,15 +70,26 @@ def _about_tools(
 
 
 def _messages(messages: list[dict[str, Any]], quirks: Quirks) -> list[dict[str, Any]]:
-    """The messages in the endpoint's own way; the list itself where it has none."""
-    if quirks.system_role == "system" and quirks.null_content:
-        return messages
-    return [_message(message, quirks) for message in messages]
+    """The messages in the endpoint's own way, as they are where it has none."""
+    unwanted = ECHOABLE.difference(quirks.echoed)
+    return [_message(message, quirks, unwanted) for message in messages]
 
 
-def _message(message: dict[str, Any], quirks: Quirks) -> dict[str, Any]:
-    if message["role"] == "system":
+def _message(message: dict[str, Any], quirks: Quirks, unwanted: frozenset[str]) -> dict[str, Any]:
+    role = message["role"]
+    if role == "system" and quirks.system_role != "system":
         return {**message, "role": quirks.system_role}
-    if message["role"] == "assistant" and message["content"] is None and not quirks.null_content:
-        return {**message, "content": ""}
-    return message
+    if role != "assistant":
+        return message
+    calls = message.get("tool_calls", ())
+    if unwanted.isdisjoint(message) and all(unwanted.isdisjoint(call) for call in calls):
+        sent = message
+    else:
+        sent = {name: value for name, value in message.items() if name not in unwanted}
+        if calls:
+            sent["tool_calls"] = [{name: call[name] for name in call if name not in unwanted} for call in calls]
+    if sent["content"] is None and not quirks.null_content:
+        sent = {**sent, "content": ""}
+    if calls and quirks.echoes_empty:
+        sent = {**dict.fromkeys(quirks.echoed, ""), **sent}
+    return sent

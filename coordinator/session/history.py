@@ -6,10 +6,11 @@ it. `History` cannot build another kind; `validate` proves it, in tests and in t
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from coordinator.endpoint.fragments import mend
+from coordinator.endpoint.quirks import ECHOABLE
 from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.errors import HistoryInvalid
 from coordinator.session.events import ReplyTaken, UserMessage
@@ -28,10 +29,14 @@ class History:
     Args:
         system: The system message; "" for none.
         journal: Is told of each message before it is added; None while nothing need be told.
+        echoable: Fields that are kept beside a reply's text and calls, for the endpoint that wants them back.
     """
 
-    def __init__(self, system: str = "", journal: Journal | None = None) -> None:
+    def __init__(
+        self, system: str = "", journal: Journal | None = None, *, echoable: Collection[str] = ECHOABLE
+    ) -> None:
         self.journal = journal
+        self._echoable = frozenset(echoable)
         self._messages: list[dict[str, Any]] = []
         self._open: tuple[str, ...] = ()
         self._replies = 0
@@ -88,9 +93,16 @@ class History:
         if reply.calls:
             message["content"] = content or None
             message["tool_calls"] = [_echoed(call, call_id) for call, call_id in zip(reply.calls, settled, strict=True)]
+        self._keep_beside(message, reply.raw_message)
         self._messages.append(message)
         self._open = settled
         return settled
+
+    def _keep_beside(self, message: dict[str, Any], raw: Mapping[str, Any]) -> None:
+        """Keeps what some endpoint wants back beside text and calls; the request leaves out what this one does not."""
+        message.update({name: raw[name] for name in self._echoable if raw.get(name) is not None})
+        for call, raw_call in zip(message.get("tool_calls", ()), raw.get("tool_calls") or (), strict=False):
+            call.update({name: raw_call[name] for name in self._echoable if raw_call.get(name) is not None})
 
     def add_answers(self, answers: Sequence[str]) -> None:
         """The answers of the last reply's calls, one each, in the model's order.
