@@ -60,6 +60,16 @@ class Settings(BaseSettings):
     """Files and directories of own tools, with `:` between them; `--tools` adds to them."""
     strict_tools: bool = False
     """Whether the endpoint decodes by the tools' schemas (`strict: true`) and gets their strict rendering."""
+    endpoint_quirks: str = ""
+    """What the endpoint wants otherwise than most, as a JSON object; see docs/model-endpoints.md."""
+    endpoint_requests: int = Field(default=64, ge=1, le=10_000)
+    """Requests under way at once to one endpoint, of all sessions of a process."""
+    endpoint_timeout_s: float = Field(default=300.0, gt=0, le=86_400)
+    """The longest silence of the endpoint."""
+    endpoint_tries: int = Field(default=6, ge=1, le=100)
+    """Requests for one reply, the first one included."""
+    endpoint_retry_s: float = Field(default=300.0, ge=0, le=86_400)
+    """How long one reply is tried for; waiting for a place at the endpoint does not count."""
     secrets_dir: Path | None = None
     """Embedded cluster: secrets of own tools, `<directory>/<principal>/<name>`."""
 

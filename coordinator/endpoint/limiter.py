@@ -139,20 +139,3 @@ class EndpointLimiter:
     def _pause_over(self) -> None:
         self._timer = None
         self._admit()
-
-
-class EndpointLimiters:
-    """The limiters of one process, one for each base URL."""
-
-    def __init__(self, max_requests: int = MAX_REQUESTS) -> None:
-        self._max_requests = max_requests
-        self._limiters: dict[str, EndpointLimiter] = {}
-
-    def of(self, base_url: str | None) -> EndpointLimiter:
-        """The limiter of an endpoint; None is OpenAI's own."""
-        name = (base_url or "").rstrip("/")
-        return self._limiters.setdefault(name, EndpointLimiter(self._max_requests))
-
-    def items(self) -> list[tuple[str, EndpointLimiter]]:
-        """All of them with their base URLs, for metrics."""
-        return list(self._limiters.items())

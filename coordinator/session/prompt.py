@@ -14,6 +14,8 @@ class PromptFacts:
     """The user has a policy of their own."""
     is_read_only: bool = False
     allow_hosts: tuple[str, ...] = ()
+    added: str = ""
+    """The user's own text; it stands at the end."""
 
 
 def _rules(facts: PromptFacts) -> str:
@@ -52,5 +54,6 @@ def system_prompt(facts: PromptFacts) -> str:
             "Read and Grep work on that path.",
             "- Each answer is a JSON object with status success, partial or error; an error says what to do.",
             f"- You have at most {facts.max_steps} replies. When you are done, answer without calling a tool.",
+            *(["", facts.added.strip()] if facts.added.strip() else []),
         ]
     )
