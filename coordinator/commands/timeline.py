@@ -28,6 +28,7 @@ from coordinator.session.events import (
     ChildEnded,
     ChildEvent,
     ChildStarted,
+    ContextCompacted,
     Event,
     LimitsChanged,
     ModelReplied,
@@ -39,6 +40,7 @@ from coordinator.session.events import (
     SessionResumed,
     SessionStarted,
     StepStarted,
+    SystemWritten,
     TextDelta,
     TodosWritten,
     ToolsShown,
@@ -124,6 +126,10 @@ class Timeline:
                 self._show.lines(wording.todos_written(event, width))
             case BoxReplaced():
                 self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
+            case ContextCompacted():
+                self._show.lines([wording.context_compacted(event)])
+            case SystemWritten():
+                pass  # for readers of the transcript
             case LimitsChanged():
                 self._show.lines([wording.limits_changed(event)])
             case ChildStarted():

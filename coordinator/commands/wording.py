@@ -12,6 +12,7 @@ from coordinator.session.events import (
     ChildEnded,
     ChildEvent,
     ChildStarted,
+    ContextCompacted,
     Event,
     LimitsChanged,
     Notice,
@@ -57,6 +58,14 @@ def started(event: SessionStarted, width: int) -> list[Line]:
         Line(f"workspace: {where} ({visible_line(event.workspace_reason, width)})", "dim"),
         Line("› " + visible(event.prompt).rstrip("\n").replace("\n", "\n  "), "cyan"),
     ]
+
+
+def context_compacted(event: ContextCompacted) -> Line:
+    """How much room was made, and how."""
+    ways = [counted(len(event.shortened), "result") + " shortened"] if event.shortened else []
+    ways += [counted(event.removed, "message") + " summarised"] if event.removed else []
+    shown = f"{event.tokens_before:,} → {event.tokens_after:,} tokens"
+    return Line(f"  the context was compacted: {shown} ({', '.join(ways)})", "yellow")
 
 
 def limits_changed(event: LimitsChanged) -> Line:

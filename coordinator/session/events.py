@@ -80,6 +80,52 @@ class SessionStarted(_Event):
     """The user's own policy as it travels with each call; "" if there is none."""
 
 
+class SystemWritten(_Event):
+    """The system message is another one from now on."""
+
+    type: Literal["system_written"] = "system_written"
+    system: str
+    """All of it."""
+
+
+class ShortenedAnswer(BaseModel):
+    """What stands in the place of an answer that was too long to stay."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    position: int
+    """The `tool` message's place in the list before the compaction, from 0."""
+    content: str
+    """Its content from now on."""
+
+
+class ContextCompacted(_Event):
+    """The messages that the model gets became fewer or shorter; what was recorded before stays as it is.
+
+    Applied to the list as it was, the event gives the list as it became.
+    """
+
+    type: Literal["context_compacted"] = "context_compacted"
+    step: int
+    """The step before whose request it was done."""
+    tokens_before: int
+    """Size of the request, as far as it was known."""
+    tokens_after: int
+    """Its size now."""
+    counted_by: str
+    """Where these sizes come from: endpoint, tiktoken or bytes."""
+    shortened: tuple[ShortenedAnswer, ...] = ()
+    """Answers that became shorter."""
+    removed: int = 0
+    """How many messages behind the system message one note stands for now; 0: none."""
+    requests: tuple[str, ...] = ()
+    """What the user said in them, word for word."""
+    summary: str = ""
+    """What was done in them."""
+    is_by_model: bool = False
+    """The model wrote the summary; else it is a list of its calls."""
+
+
 class LimitsChanged(_Event):
     """What the session may use was changed while it ran."""
 
@@ -452,6 +498,8 @@ class SessionEnded(_Event):
 
 Event = (
     SessionStarted
+    | SystemWritten
+    | ContextCompacted
     | LimitsChanged
     | SessionResumed
     | SessionPlaced

@@ -13,7 +13,8 @@ from coordinator.endpoint.fragments import mend
 from coordinator.endpoint.quirks import ECHOABLE
 from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.errors import HistoryInvalid
-from coordinator.session.events import ReplyTaken, UserMessage
+from coordinator.session.compaction import apply, first_kept
+from coordinator.session.events import ContextCompacted, ReplyTaken, UserMessage
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
@@ -40,6 +41,10 @@ class History:
         self._messages: list[dict[str, Any]] = []
         self._open: tuple[str, ...] = ()
         self._replies = 0
+        self.own_words: set[str] = set()
+        """What this program said in the user's role."""
+        self.summarised: ContextCompacted | None = None
+        """The compaction whose note is the first message behind the system message; None while there is none."""
         if system:
             self._messages.append({"role": "system", "content": mend(system)})
 
@@ -67,6 +72,8 @@ class History:
         self._demand_answered("a user message")
         if self.journal is not None:
             self.journal(UserMessage(text=text, by=by))
+        if by == "sandhog":
+            self.own_words.add(mend(text))
         self._messages.append({"role": "user", "content": mend(text)})
 
     def add_reply(self, reply: ModelReply, ids: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -115,6 +122,21 @@ class History:
         for call_id, answer in zip(self._open, answers, strict=True):
             self._messages.append({"role": "tool", "tool_call_id": call_id, "content": mend(answer)})
         self._open = ()
+
+    def compact(self, done: ContextCompacted) -> None:
+        """Become what a compaction makes of the list.
+
+        Raises:
+            HistoryInvalid: Calls are unanswered.
+        """
+        self._demand_answered("a compaction")
+        self._messages[:] = apply(self._messages, done)
+        self.summarised = done if done.removed else self.summarised
+
+    def set_system(self, system: str) -> None:
+        """Put another system message in the place of the present one; "" for none."""
+        begin = first_kept(self._messages)
+        self._messages[:begin] = [{"role": "system", "content": mend(system)}] if system else []
 
     def _demand_answered(self, what: str) -> None:
         if self._open:
