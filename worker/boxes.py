@@ -25,6 +25,7 @@ from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, Workspa
 from worker.disk import DiskWatch
 from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
 from worker.files_in import put_files
+from worker.own_disk import OwnDisks
 from worker.places import Places
 from worker.setup import Setup
 from worker.specs import Specs
@@ -95,6 +96,7 @@ class Boxes:
         allow_open_network: bool = False,
         spills: Spills | None = None,
         disk: DiskWatch | None = None,
+        disks: OwnDisks | None = None,
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
 
@@ -106,8 +108,11 @@ class Boxes:
         self._spills = spills or Spills()
         self._idle_s = idle_s
         self._disk = disk
+        self._disks = disks
         self._places = places
-        self._warm = WarmBoxes(engine, pool, nursery, self.used) if pool is not None and nursery is not None else None
+        self._warm = (
+            WarmBoxes(engine, pool, nursery, self.used, disks) if pool is not None and nursery is not None else None
+        )
         self._seats: dict[str, _Seat] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         """Generation in which each session was ended here."""
@@ -159,7 +164,8 @@ class Boxes:
             limit_bytes = self._specs.profile_of(order).limits().workspace_bytes
             if self._disk is not None and limit_bytes is not None:
                 is_copy = order.workspace_mode is WorkspaceMode.COPY
-                directory = workspace.directory_of(order)
+                is_bounded = workspace.own_size_bytes(order) is not None
+                directory = None if is_bounded else workspace.directory_of(order)
                 self._disk.watch(seat.box.box_id, directory, is_copy=is_copy, limit_bytes=limit_bytes)
             self._go_on(seat, seat.box, order)
             return seat.box
@@ -263,7 +269,9 @@ class Boxes:
                 self._seats.pop(order.box.session, None)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:
-                outcome = workspace.finish_copy(order.box, apply=order.apply, keep=order.keep_workspace)
+                outcome = workspace.finish_copy(
+                    order.box, apply=order.apply, keep=order.keep_workspace, disks=self._disks
+                )
             else:
                 outcome = workspace.finish_bind(order.box)
         except (WorkspaceRefused, OSError) as exc:
@@ -280,7 +288,7 @@ class Boxes:
             if seat.box is not None:
                 checking.end_commands(seat.box)
             if order.workspace_mode is WorkspaceMode.COPY:
-                workspace.collect_copy(order)
+                workspace.collect_copy(order, self._disks)
             outcome = checking.run_check(check, order, *self._check_seat(seat, order, check))
             checking.remember(session_dir, outcome)
         except (BoxUnavailable, WorkspaceRefused, ResultFailed, OSError) as exc:
@@ -305,7 +313,7 @@ class Boxes:
             if self._is_closed:
                 raise BoxUnavailable("the node is ending")
             self._checked_boxes[order.session] = seat.box
-        seat.workspace = seat.workspace or workspace.prepare(order)
+        seat.workspace = seat.workspace or self._workspace(order)
         return seat.box, seat.workspace
 
     def close(self) -> None:
@@ -324,6 +332,8 @@ class Boxes:
             # A start that is under way is waited for, so that its box is not left behind.
             with seat.lock:
                 _end(seat)
+        if self._disks is not None:
+            self._disks.close()
         self._engine.close()
 
     def _seat(self, session: str) -> _Seat:
@@ -385,7 +395,7 @@ class Boxes:
                 if handed is not None:
                     return self._fill(seat, order, *handed)
                 self._warm.make_room()
-            seat.workspace = seat.workspace or workspace.prepare(order)
+            seat.workspace = seat.workspace or self._workspace(order)
             put_files(order, seat.workspace)
             spec = self._specs.spec(order, seat.workspace)
             return self._engine.start(spec, session=order.session, generation=order.generation)
@@ -394,6 +404,10 @@ class Boxes:
         except OSError as exc:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
+
+    def _workspace(self, order: BoxOrder) -> Workspace:
+        most_bytes = self._specs.profile_of(order).limits().workspace_bytes
+        return workspace.prepare(order, disks=self._disks, size_bytes=most_bytes)
 
     def _fill(self, seat: _Seat, order: BoxOrder, box: Box, place: Workspace) -> Box:
         """Make a warm box that was handed over the seat's own."""
