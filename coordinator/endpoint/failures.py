@@ -79,8 +79,8 @@ _TOO_LONG_WORDS = re.compile(
 )
 _NOT_TOO_LONG_WORDS = re.compile(r"rate.?limit|per.minute|\b[tr]pm\b|quota", re.IGNORECASE)
 _LIMIT = re.compile(
-    r"(?:context (?:length|window|size)(?: limit)?(?: is)?(?: only)?(?: of)?|available context size|n_ctx\"?:|"
-    r"maximum(?: of)?|limit(?: is)?(?: of)?|number of tokens allowed|must be <=|>)[ :(`'\"]*(\d[\d,]{2,9})\b",
+    r"(?:context (?:length|window|size)(?: limit)?(?: is)?(?: only)?(?: of)?|n_ctx\"?:|maximum(?: of)?|limit (?:is|of)|"
+    r"number of tokens allowed|must be <=|>)[ :(`'\"]*(\d[\d,]{2,9})\b",
     re.IGNORECASE,
 )
 
