@@ -22,6 +22,7 @@ MAX_NAME = 64
 MAX_PIDS = 100
 MAX_BACKGROUNDS = 10_000
 PLACES = (WORKSPACE, HOME, "/tmp", "/dev/shm")
+ENCODINGS = ("", "utf-8-sig", "utf-16-le", "utf-16-be")
 KINDS = ("file", "directory", "fifo", "device", "socket", "missing")
 
 
@@ -217,7 +218,16 @@ def parse_read(frame: Frame, max_bytes: int) -> ReadAnswer:
         total_lines=_number(head, "total_lines"),
         partial=_flag(head, "partial"),
         line_cut=_flag(head, "line_cut"),
+        # An older guest says nothing of it.
+        encoding=_encoding({"encoding": "", **head}, "encoding"),
     )
+
+
+def _encoding(head: dict[str, Any], name: str) -> str:
+    value = _text(head, name, MAX_NAME)
+    if value not in ENCODINGS:
+        raise BadReply(f"{name} is none that is known")
+    return value
 
 
 def parse_stat(frame: Frame) -> StatAnswer:
@@ -239,6 +249,7 @@ def parse_edit(frame: Frame) -> EditAnswer:
         replacements=_number(head, "replacements", 1),
         diff=frame.body[:65_536].decode("utf-8", "replace"),
         diff_cut=_flag(head, "diff_cut"),
+        other_names=_number({"other_names": 0, **head}, "other_names"),
     )
 
 
@@ -250,6 +261,7 @@ def parse_write(frame: Frame) -> WriteAnswer:
         version=parse_version(head),
         created=_flag(head, "created"),
         bytes=_number(head, "bytes"),
+        other_names=_number({"other_names": 0, **head}, "other_names"),
     )
 
 

@@ -163,7 +163,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class ReadAnswer:
-    """The lines asked for, as the file's own bytes (with their newlines; lines end at LF only)."""
+    """The lines asked for, as the file's own bytes, UTF-16 as UTF-8 (with their newlines; lines end at LF only)."""
 
     path: str
     """Canonical."""
@@ -177,6 +177,9 @@ class ReadAnswer:
     """There is more in the file after what is given."""
     line_cut: bool
     """The only line given was longer than `max_bytes` and is cut."""
+    encoding: str = ""
+    """`utf-8-sig`, `utf-16-le` or `utf-16-be` by the file's byte order mark, "" without one; `text` of UTF-16 is
+    UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,8 @@ class EditAnswer:
     diff: str
     """Unified hunks without a file header."""
     diff_cut: bool
+    other_names: int = 0
+    """Other names (hard links) that the file had; they keep the old text."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,8 @@ class WriteAnswer:
     version: Version
     created: bool
     bytes: int
+    other_names: int = 0
+    """As of an edit."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class EditParameters(Parameters):
     """Text to put in its place; "" deletes. Not together with `edits`."""
     replace_all: bool = False
     """Replace every occurrence of `old_string`; otherwise there must be exactly one."""
-    edits: list[EditPair] | None = Field(default=None, min_length=1)
+    edits: list[EditPair] | None = Field(default=None, min_length=1, max_length=500)
     """Several replacements at once, each found in the file as it is now; all are made or none."""
 
     @model_validator(mode="after")
@@ -58,6 +58,14 @@ class EditParameters(Parameters):
         if self.edits is not None:
             return tuple(Replacement(pair.old_string, pair.new_string, pair.replace_all) for pair in self.edits)
         return (Replacement(self.old_string or "", self.new_string or "", self.replace_all),)
+
+
+def other_names(count: int) -> str:
+    """Return what is to be said of a file's other names; "" without any."""
+    if not count:
+        return ""
+    names = "one more name" if count == 1 else f"{count} more names"
+    return f"\n[the file had {names} (hard links): what they name keeps the old text]"
 
 
 class Edit(Tool[EditParameters]):
@@ -84,7 +92,7 @@ class Edit(Tool[EditParameters]):
         more = "\n[the diff goes on; Read the file to see all]" if answer.diff_cut else ""
         return ToolResult(
             status="success",
-            text=f"Edited {answer.path}: {count}.\n{answer.diff}{more}",
+            text=f"Edited {answer.path}: {count}.\n{answer.diff}{more}{other_names(answer.other_names)}",
             data={"path": answer.path, "replacements": answer.replacements},
             stats=Stats(bytes=answer.version.size),
         )

@@ -6,6 +6,7 @@ from sandbox.requests import WriteRequest
 from sandbox.wire import MAX_BODY_BYTES
 from tools.base import ErrorCode, Parameters, RunContext, Stats, Tool, ToolFailure, ToolResult
 from tools.cutting import count_lines
+from tools.edit import other_names
 from tools.refusals import refusals_as_failures
 from tools.seen import changing
 
@@ -48,7 +49,7 @@ class Write(Tool[WriteParameters]):
         verb = "Created" if answer.created else "Replaced"
         return ToolResult(
             status="success",
-            text=f"{verb} {answer.path}: {answer.bytes} bytes, {lines} lines.",
+            text=f"{verb} {answer.path}: {answer.bytes} bytes, {lines} lines.{other_names(answer.other_names)}",
             data={"path": answer.path, "created": answer.created, "lines": lines},
             stats=Stats(bytes=answer.bytes),
         )

@@ -3,11 +3,24 @@
 import itertools
 import json
 
+from sandbox.guest.nearest import nearest
 from sandbox.guest.refusal import Refusal
+from sandbox.guest.texts import is_utf8
 from sandbox.wire import RefusalCode
 
 CONTEXT_LINES = 3
 MAX_DIFF_BYTES = 20_000
+MAX_EDITS = 500
+MAX_SPANS = 20_000
+"""Replacements that one call may make; each is an object while the call runs."""
+COUNTED = 1_000
+"""Occurrences that are counted; of a hostile text there may be as many as letters."""
+COUNTED_BYTES = 16 * 1024 * 1024
+"""All occurrences that are counted together; looking for a long text again and again takes its time."""
+LINE_BYTES = 1_000
+"""Of one line of a diff that are shown."""
+LINE_BEFORE_BYTES = 200
+"""Of these, before the place where old and new line part."""
 
 
 class Wanted:
@@ -46,6 +59,8 @@ def parse(body: bytes) -> list[Wanted]:
         raise Refusal(RefusalCode.INVALID_PARAM, f"edits cannot be read: {error}") from None
     if not wanted:
         raise Refusal(RefusalCode.INVALID_PARAM, "there are no edits")
+    if len(wanted) > MAX_EDITS:
+        raise Refusal(RefusalCode.INVALID_PARAM, f"there are {len(wanted)} edits, one call makes up to {MAX_EDITS}")
     for number, edit in enumerate(wanted, 1):
         if not edit.old:
             raise Refusal(RefusalCode.INVALID_PARAM, f"edit {number}: the old text is empty")
@@ -85,24 +100,47 @@ def _spans(content: bytes, edit: Wanted, number: int, is_crlf: bool) -> list[Spa
         count = _count(content, old)
     where = f"edit {number}: the old text"
     if count == 0:
-        loose = b"".join(edit.old.split()) in b"".join(content.split())
-        hint = "; it would match but for blanks and newlines" if loose else ""
-        raise Refusal(RefusalCode.NO_MATCH, f"{where} is not in the file{hint}")
+        raise Refusal(RefusalCode.NO_MATCH, f"{where} is not in the file{_hint(content, edit.old)}")
     if count > 1 and not edit.replace_all:
-        raise Refusal(RefusalCode.NOT_UNIQUE, f"{where} is in the file {count} times: give more of it, or replace all")
-    spans = []
+        most = _most_counted(old)
+        times = f"{count} times" if count <= most else f"more than {most} times"
+        raise Refusal(RefusalCode.NOT_UNIQUE, f"{where} is in the file {times}: give more of it, or replace all")
+    if not edit.new.isascii() and edit.old.isascii() and not is_utf8(content):
+        # That the old text was found says that the file is UTF-8 at that place, if the old text is not ASCII.
+        words = "the file is not UTF-8, so only ASCII text can be put in the place of ASCII text; convert it with iconv"
+        raise Refusal(RefusalCode.INVALID_PARAM, f"edit {number}: {words} first, or change it with Bash")
+    spans: list[Span] = []
     start = content.find(old)
     while start >= 0:
+        if len(spans) == MAX_SPANS:
+            words = f"{where} is in the file more than {MAX_SPANS} times, more than one call replaces; use sed in Bash"
+            raise Refusal(RefusalCode.TOO_LARGE, words)
         spans.append(Span(start, start + len(old), new))
         start = content.find(old, start + len(old))
     return spans
 
 
+def _hint(content: bytes, old: bytes) -> str:
+    """What may help to find the text that was meant, after a semicolon; "" if nothing does."""
+    numbers = [line.partition(b"\t")[0].strip() for line in old.split(b"\n", 10)[:10] if line]
+    if numbers and all(number.isdigit() for number in numbers) and b"\t" in old:
+        return "; it seems to hold Read's line numbers, leave them out"
+    place = nearest(content, old)
+    if place:
+        return f"; {place}"
+    is_near = b"".join(old.split()) in b"".join(content.split())
+    return "; it would match but for blanks and newlines" if is_near else ""
+
+
+def _most_counted(old: bytes) -> int:
+    return max(2, min(COUNTED, COUNTED_BYTES // len(old)))
+
+
 def _count(content: bytes, old: bytes) -> int:
-    """How often, overlapping ones counted: `aa` is twice in `aaa`."""
-    count = 0
+    """How often, overlapping ones counted (`aa` is twice in `aaa`), up to one more than are told."""
+    count, most = 0, _most_counted(old)
     start = content.find(old)
-    while start >= 0:
+    while start >= 0 and count <= most:
         count += 1
         start = content.find(old, start + 1)
     return count
@@ -146,7 +184,8 @@ def _changes(content: bytes, spans: list[Span]) -> list[Span]:
         end = _line_end(content, max(span.start, span.end - 1))
         if merged and start < merged[-1][1]:
             first, last, members = merged[-1]
-            merged[-1] = first, max(last, end), [*members, span]
+            members.append(span)
+            merged[-1] = first, max(last, end), members
         else:
             merged.append((start, end, [span]))
     changes = []
@@ -201,11 +240,37 @@ def _hunk(content: bytes, group: list[Span], start: int, end: int) -> tuple[byte
     for change in [*group, Span(end, end, b"")]:
         context = _lines(content[position : change.start])
         removed, added = _lines(content[change.start : change.end]), _lines(change.new)
-        out += [b" " + line for line in context] + [b"-" + line for line in removed] + [b"+" + line for line in added]
+        parting = _parting(removed[0], added[0]) if removed and added else 0
+        out += [b" " + _shortened(line, 0) for line in context]
+        out += [b"-" + _shortened(line, parting) for line in removed]
+        out += [b"+" + _shortened(line, parting) for line in added]
         old_lines += len(context) + len(removed)
         new_lines += len(context) + len(added)
         position = change.end
     return b"".join(out), old_lines, new_lines
+
+
+def _parting(one: bytes, other: bytes) -> int:
+    """How many bytes two lines begin with alike; 0 for lines that are shown whole anyway."""
+    low, high = 0, min(len(one), len(other))
+    if max(len(one), len(other)) <= LINE_BYTES:
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _shortened(line: bytes, parting: int) -> bytes:
+    """A line of a diff, of a very long one what is around a place of it."""
+    if len(line) <= LINE_BYTES:
+        return line
+    start = max(0, parting - LINE_BEFORE_BYTES)
+    end = start + LINE_BYTES
+    return (b"[...]" if start else b"") + line[start:end].rstrip(b"\n") + b"[...]\n"
 
 
 def _lines(text: bytes) -> list[bytes]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from sandbox.guest import edits
 from sandbox.guest.refusal import Refusal, from_os_error
 from sandbox.guest.replace import PathLocks, make_parents, replace_file
+from sandbox.guest.texts import Decoder, Text
 from sandbox.wire import MAX_READ_BYTES, Frame, RefusalCode
 
 TYPE_CHECKING = False
@@ -28,6 +29,8 @@ CHUNK_BYTES = 256 * 1024
 SNIFF_BYTES = 8192
 MAX_PATH = 4096
 MAX_EDIT_BYTES = 32 * 1024 * 1024
+MAX_CONVERTED_BYTES = 8 * 1024 * 1024
+"""Of a file whose text is converted for an edit: there are several copies of it meanwhile."""
 MAX_SCAN_BYTES = 2 * 1024 * 1024 * 1024
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -108,9 +111,7 @@ def _check_regular(path: str, mode: int) -> None:
 def check_text(path: str, data: bytes) -> None:
     """Refuse bytes that are not text (a NUL among them)."""
     if b"\0" in data:
-        utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
-        hint = " (UTF-16 text: convert it with iconv first)" if utf16 else ""
-        raise Refusal(RefusalCode.BINARY_FILE, f"{path} is a binary file{hint}")
+        raise Refusal(RefusalCode.BINARY_FILE, f"{path} is a binary file")
 
 
 class Files:
@@ -142,7 +143,7 @@ class Files:
             if status.st_size > MAX_SCAN_BYTES:
                 raise Refusal(RefusalCode.TOO_LARGE, f"{path} has {status.st_size} bytes")
             window = Window(first, limit, min(max(1, int(head["max_bytes"])), MAX_READ_BYTES))
-            digest = _scan(path, fd, window)
+            digest, encoding = _scan(path, fd, window)
         text, line_cut = window.text()
         check_text(path, text)
         lines = text.count(b"\n") + (text != b"" and not text.endswith(b"\n"))
@@ -156,6 +157,7 @@ class Files:
             "total_lines": total,
             "partial": last < total or line_cut,
             "line_cut": line_cut,
+            "encoding": encoding,
         }
         return answer, text
 
@@ -170,16 +172,21 @@ class Files:
                 )
             content = _read_all(fd)
             _check_expected(path, frame.head["expected"], status, sha256(content).hexdigest())
-            check_text(path, content[:SNIFF_BYTES])
-            spans = edits.plan(content, wanted)
-            changed = edits.apply(content, spans)
+            text = Text(path, content)
+            if text.encoding.startswith("utf-16") and len(content) > MAX_CONVERTED_BYTES:
+                words = f"{path} has {len(content)} bytes of {text.encoding} text, an edit takes up to"
+                raise Refusal(RefusalCode.TOO_LARGE, f"{words} {MAX_CONVERTED_BYTES}")
+            check_text(path, text.utf8[:SNIFF_BYTES])
+            spans = edits.plan(text.utf8, wanted)
+            changed = text.back(edits.apply(text.utf8, spans))
             after = replace_file(path, changed, status)
-        diff, diff_cut = edits.unified(content, spans)
+        diff, diff_cut = edits.unified(text.utf8, spans)
         answer = {
             "path": path,
             "version": version_of(after, sha256(changed).hexdigest()),
             "replacements": len(spans),
             "diff_cut": diff_cut,
+            "other_names": status.st_nlink - 1,
         }
         return answer, diff
 
@@ -199,6 +206,7 @@ class Files:
             "version": version_of(after, sha256(content).hexdigest()),
             "created": before is None,
             "bytes": len(content),
+            "other_names": 0 if before is None else before.st_nlink - 1,
         }
         return answer, b""
 
@@ -275,17 +283,20 @@ class Window:
         return bytes(taken[: whole or self._max_bytes]), whole == 0
 
 
-def _scan(path: str, fd: int, window: Window) -> str:
-    """Pass the file through the window; its digest."""
+def _scan(path: str, fd: int, window: Window) -> tuple[str, str]:
+    """Pass the file's text through the window; its digest, and the encoding that its mark names."""
     digest = sha256()
+    decoder = Decoder(path)
     is_start = True
     while chunk := os.read(fd, CHUNK_BYTES):
-        if is_start:
-            check_text(path, chunk[:SNIFF_BYTES])
-            is_start = False
         digest.update(chunk)
-        window.add(chunk)
-    return str(digest.hexdigest())
+        text = decoder.add(chunk)
+        if is_start:
+            check_text(path, text[:SNIFF_BYTES])
+            is_start = False
+        window.add(text)
+    decoder.add(b"", is_last=True)
+    return str(digest.hexdigest()), decoder.encoding or ""
 
 
 def _scan_digest(fd: int) -> str:

@@ -1,7 +1,7 @@
 """Puts new content in a file's place: whole or not at all."""
 
 import _thread
-import itertools
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from sandbox.guest.refusal import Refusal, from_os_error
 from sandbox.wire import RefusalCode
 
-_drafts = itertools.count(1)
+_MOUNTED = (errno.EBUSY, errno.EXDEV)
 
 
 class PathLocks:
@@ -56,13 +56,17 @@ def replace_file(path: str, content: bytes, before: os.stat_result | None) -> os
     """The state of the file after the content took its place, with the mode it had.
 
     A draft is written beside it, brought to disk and renamed over it, if the file is still what `before` says
-    (None: is still missing). Between that look and the rename a foreign writer remains possible.
+    (None: is still missing). Between that look and the rename a foreign writer remains possible. Other names of the
+    file (hard links) keep what was in it: writing into it could leave half of either.
 
     Raises:
         Refusal: CONFLICT, or it cannot be written; the file is as it was.
     """
-    draft = os.path.join(os.path.dirname(path), f".sandhog-{os.getpid()}-{next(_drafts)}.tmp")
+    # A random name: one that a box which was killed left behind must not be in the way.
+    draft = os.path.join(os.path.dirname(path), f".sandhog-{os.urandom(8).hex()}.tmp")
     try:
+        if before is not None:
+            _check_writable(path)
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise from_os_error(error, path) from None
@@ -76,12 +80,29 @@ def replace_file(path: str, content: bytes, before: os.stat_result | None) -> os
         return os.fstat(fd)
     except OSError as error:
         _unlink(draft)
+        if error.errno in _MOUNTED:
+            words = f"{path} is mounted by itself and cannot be replaced as a whole; write into it with Bash"
+            raise Refusal(RefusalCode.ACCESS_DENIED, words) from None
         raise from_os_error(error, path) from None
     except Refusal:
         _unlink(draft)
         raise
     finally:
         os.close(fd)
+
+
+def _check_writable(path: str) -> None:
+    """Raise unless the file itself may be written: renaming asks its directory only.
+
+    Raises:
+        OSError: it may not.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError as error:
+        # A program that runs can be replaced, only not be written into.
+        if error.errno != errno.ETXTBSY:
+            raise
 
 
 def _keep_rights(fd: int, before: os.stat_result) -> None:

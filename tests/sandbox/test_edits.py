@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.guest import edits
+from sandbox.guest import edits, nearest
 from sandbox.guest.refusal import Refusal
 from sandbox.wire import RefusalCode
 
@@ -40,6 +40,71 @@ def test_replace_all_replaces_from_the_left() -> None:
 def test_a_text_that_is_not_there_is_refused_with_a_hint_when_blanks_differ() -> None:
     assert refusal(b"x = 1\n", ("y", "z")).code is RefusalCode.NO_MATCH
     assert "blanks" in refusal(b"if x:\n    y\n", ("if x:\n  y", "z")).message
+
+
+CODE = b"def one():\n    return 1\n\n\ndef two():\n    value = load(2)\n    return value\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "hint"),
+    [
+        ("def two():\n    value = load(3)", "the nearest begins at line 5; line 6 is `    value = load(2)`, not `"),
+        ("    value = laod(2)", "the nearest is line 6: `    value = load(2)`"),
+        ("value = load(2)\n\treturn value", "lines 6 to 7 would match but for blanks at the ends of lines"),
+        ("     5\tdef two():\n     6\t    value", "it seems to hold Read's line numbers, leave them out"),
+        ("    return value\nmore", "line 8 is ``, not `more`"),
+        ("    return value\n\nmore", "begins at line 7, but the file has no such lines around it"),
+        ("t w o ( ) :", "it would match but for blanks and newlines"),
+    ],
+)
+def test_a_text_that_is_not_found_gets_the_nearest_place(old: str, hint: str) -> None:
+    refused = refusal(CODE, (old, "x"))
+    assert refused.code is RefusalCode.NO_MATCH
+    assert hint in refused.message
+
+
+def test_where_nothing_is_near_nothing_is_said() -> None:
+    assert refusal(CODE, ("entirely different words", "x")).message == "edit 1: the old text is not in the file"
+    assert refusal(b"", ("x", "y")).message == "edit 1: the old text is not in the file"
+
+
+HOSTILE = [b"a" * 2_000_000, b"\n" * 2_000_000, b"ab\n" * 700_000, (b"a" * 159 + b"\n") * 12_000, b"}\n" * 1_000_000]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=["line", "empty", "short", "alike", "braces"])
+@pytest.mark.parametrize("old", ["a" * 158 + "b", "}\n" * 5_000 + "x", "ab\n" * 500 + "b", "zz" * 100_000])
+def test_the_hint_looks_at_a_bounded_part(content: bytes, old: str) -> None:
+    """Ends at all: what compares everything with everything would go on for hours."""
+    hint = nearest.nearest(content, old.encode())
+    assert len(hint) < 1_000
+
+
+@given(
+    texts_ := st.lists(st.sampled_from([b"a", b"b ", b"\n", b"\r\n", b"\xe9", b"xyz"]), max_size=40).map(b"".join),
+    texts_,
+)
+def test_a_hint_names_a_line_of_the_file(content: bytes, old: bytes) -> None:
+    for number in re.findall(r"(?:line|lines) (\d+)", nearest.nearest(content, old)):
+        assert 1 <= int(number) <= content.count(b"\n") + 1
+
+
+def test_of_very_many_occurrences_no_exact_count_is_told() -> None:
+    assert "1000 times" in refusal(b"ab" * 1_000, ("ab", "x")).message
+    assert "more than 1000 times" in refusal(b"ab" * 1_001, ("ab", "x")).message
+    assert "more than 16 times" in refusal(b"a" * 5_000_000, ("a" * 1_000_000, "x")).message
+
+
+def test_more_replacements_than_a_call_makes_are_refused() -> None:
+    assert refusal(b"a" * 20_001, ("a", "b", True)).code is RefusalCode.TOO_LARGE
+    assert edit(b"a" * 20_000, ("a", "b", True)) == b"b" * 20_000
+    assert refusal(b"a", *[("a", "b")] * 501).code is RefusalCode.INVALID_PARAM
+
+
+def test_letters_beyond_ascii_come_into_utf8_only() -> None:
+    assert refusal(b"caf\xe9 = 1\n", ("= 1", "= \u20ac")).code is RefusalCode.INVALID_PARAM
+    assert edit("café = 1\n".encode(), ("= 1", "= \u20ac")) == "café = \u20ac\n".encode()
+    # What was found as UTF-8 is UTF-8, whatever stands elsewhere.
+    assert edit("\u00fc".encode() + b"\xff", ("\u00fc", "\u20ac")) == "\u20ac".encode() + b"\xff"
 
 
 def test_edits_of_the_same_text_are_refused() -> None:
@@ -115,6 +180,22 @@ def patched(content: bytes, diff: bytes) -> bytes:
                 taken_new += 1
         assert (taken_old, taken_new) == (count, new_count)
     return b"".join(new + old[position:])
+
+
+def test_very_long_lines_are_shown_around_what_changed() -> None:
+    content = b"x" * 3_000_000 + b"needle" + b"y" * 3_000_000 + b"\nshort\n"
+    diff, is_cut = edits.unified(content, edits.plan(content, edits.parse(b'[["needle","pin",false]]')))
+    assert not is_cut
+    assert b"needle" in diff
+    assert b"+[...]" + b"x" * 200 + b"piny" in diff
+    assert b"\n short\n" in diff
+    assert len(diff) < 3_000
+
+
+def test_many_replacements_in_one_line_are_one_change() -> None:
+    content = b"a," * 20_000
+    diff, _ = edits.unified(content, edits.plan(content, edits.parse(b'[["a","b",true]]')))
+    assert diff.startswith(b"@@ -1,1 +1,1 @@\n-a,a")
 
 
 def test_a_large_diff_is_cut() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.box import Box
-from sandbox.errors import RefusalCode
+from sandbox.errors import GuestRefused, RefusalCode
 from sandbox.guest.files import Window
 from sandbox.requests import CallMark, RunAnswer
 from tests.sandbox.asking import Files
@@ -83,7 +83,7 @@ def test_a_hundred_megabytes_are_read_in_bounded_memory(files: Files, run: Run) 
 def test_what_cannot_be_read_is_refused_each_by_its_own_code(files: Files, run: Run) -> None:
     run(
         "mkdir d; mkfifo p; ln -s l1 l2; ln -s l2 l1; ln -s nowhere broken; printf 'a\\0b' > bin; echo x > no; "
-        "chmod 000 no; printf '\\377\\376a\\0' > utf16; echo f > f; python3 -c "
+        "chmod 000 no; printf '\\377\\376a' > utf16; echo f > f; python3 -c "
         "'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'"
     )
     expected = {
@@ -173,3 +173,13 @@ def test_file_names_that_are_no_text_do_no_harm(files: Files, run: Run) -> None:
     run("printf hi > $(printf 'n\\377') ; ln -s $(printf 'n\\377') link")
     assert files.read("link").path == "/workspace/n\\xff"
     assert files.refusal(lambda: files.read("\ud800")) is RefusalCode.INVALID_PATH
+
+
+@docker
+def test_a_file_that_is_mounted_by_itself_is_not_replaced(files: Files, run: Run, box: Box) -> None:
+    if box.info.uid != 0:
+        pytest.skip("only root comes as far as the rename")
+    before = run("cat /etc/hosts").stdout.head
+    with pytest.raises(GuestRefused, match="mounted by itself"):
+        files.write("/etc/hosts", b"new\n")
+    assert run("cat /etc/hosts; ls -A /etc | grep -c sandhog").stdout.head == before + b"0\n"

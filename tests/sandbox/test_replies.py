@@ -18,6 +18,7 @@ NAMES = [
     "mtime_ns", "ctime_ns", "sha256", "kind", "created", "replacements", "diff_cut", "refused", "message", "facts",
     "protocol", "python", "machine", "shell", "uid", "gid", "frozen", "pids", "name", "session", "command",
     "running", "leftover", "failed", "killed", "first", "total", "age_ms", "start", "backgrounds", "stream_cut",
+    "encoding", "other_names",
 ]  # fmt: skip
 
 values = st.recursive(

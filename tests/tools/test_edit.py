@@ -63,3 +63,31 @@ def test_mode_is_kept_and_a_missing_file_has_its_error(call: Call, put: Put) -> 
     assert call("Bash", command="stat -c %a a.txt").text == "755"
     call("Bash", command="rm a.txt")
     assert failure(call, old_string="x", new_string="y").code is ErrorCode.NOT_FOUND
+
+
+def test_a_text_that_is_not_there_is_told_what_is_near(call: Call, put: Put) -> None:
+    put("a.txt", "def one():\n    return 1\n")
+    refused = failure(call, old_string="def one():\n    return 2", new_string="x")
+    assert refused.code is ErrorCode.INVALID_PARAM
+    assert "line 2 is `    return 1`, not `    return 2`. Nothing was changed." in refused.message
+
+
+def test_utf16_stays_utf16(call: Call, put: Put) -> None:
+    path = put("a.txt", "\ufeffone\r\ntwo\r\n".encode("utf-16-le"))
+    call("Edit", path="a.txt", old_string="two", new_string="zwölf\nmore")
+    assert path.read_bytes() == "\ufeffone\r\nzwölf\r\nmore\r\n".encode("utf-16-le")
+
+
+def test_letters_do_not_get_into_a_file_of_another_encoding(call: Call, put: Put) -> None:
+    path = put("a.txt", b"caf\xe9 one\n")
+    refused = failure(call, old_string="one", new_string="é")
+    assert "not UTF-8" in refused.message
+    assert path.read_bytes() == b"caf\xe9 one\n"
+
+
+def test_of_a_hard_link_it_is_said_that_the_other_name_keeps_the_old_text(call: Call, put: Put) -> None:
+    path = put("a.txt", "one\n")
+    path.with_name("b.txt").hardlink_to(path)
+    result = call("Edit", path="a.txt", old_string="one", new_string="two")
+    assert result.text.endswith("\n[the file had one more name (hard links): what they name keeps the old text]")
+    assert (path.read_text(), path.with_name("b.txt").read_text()) == ("two\n", "one\n")

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,38 @@ def test_a_line_larger_than_any_answer_is_cut(call: Call, put: Put) -> None:
 
 def test_crlf_bom_and_odd_bytes_are_readable(call: Call, put: Put) -> None:
     put("a.txt", b"\xef\xbb\xbfone\r\ntw\xff\r\n")
-    assert call("Read", path="a.txt").text == "     1\tone\n     2\ttw\ufffd\n"
+    result = call("Read", path="a.txt")
+    note = "[not UTF-8: \ufffd stands for other bytes, which Edit keeps; it takes ASCII text there]\n"
+    assert result.text == f"     1\tone\n     2\ttw\ufffd\n{note}"
+    assert result.data["encoding"] == "unknown"
+    assert call("Read", path="a.txt", limit=1).data["encoding"] == "utf-8-sig"
+
+
+def test_utf16_with_its_mark_is_text(call: Call, put: Put) -> None:
+    put("a.txt", "\ufeffeins\nzwölf\n".encode("utf-16-be"))
+    result = call("Read", path="a.txt")
+    assert (result.text, result.data["encoding"]) == ("     1\teins\n     2\tzwölf\n", "utf-16-be")
+    put("b.txt", b"\xff\xfea")
+    assert "begins as UTF-16 text, but is none" in failure(call, path="b.txt").message
+    put("c.txt", "\ufeffa".encode("utf-32-le"))
+    assert "UTF-32" in failure(call, path="c.txt").message
+
+
+def test_what_only_has_the_name_of_an_image_is_text(call: Call, put: Put) -> None:
+    put("a.png", "version https://git-lfs.github.com/spec/v1\n")
+    assert call("Read", path="a.png").status == "success"
+    put("b.GIF", b"GIF89a\xff\xff\xff")
+    refused = failure(call, path="b.GIF")
+    assert refused.code is ErrorCode.BINARY_FILE
+    assert "is an image, and only text can be shown. Use Bash" in refused.message
+
+
+def test_the_results_budget_says_how_much_is_shown(put: Put, context: Callable[..., RunContext]) -> None:
+    put("a.txt", "".join(f"line {number} {'x' * 50}\n" for number in range(3_000)))
+    for budget in (4_000, 20_000, 120_000):
+        result = Read().run(ReadParameters(path="a.txt", limit=3_000), replace(context(), result_bytes=budget))
+        assert budget - 2_200 < len(result.text.encode()) <= budget
+        assert f"go on with offset {int(str(result.data['last_line'])) + 1}]" in result.text
 
 
 def test_form_feed_and_line_separator_do_not_break_lines(call: Call, put: Put) -> None:

@@ -1,8 +1,11 @@
 """File work on every engine."""
 
+import codecs
 import hashlib
 import threading
 from dataclasses import replace
+
+import pytest
 
 from sandbox.box import Box
 from sandbox.errors import RefusalCode
@@ -98,3 +101,52 @@ def test_of_many_edits_at_once_each_is_made_or_refused(files: Files) -> None:
         thread.join(30)
     assert sorted(made) == list(range(20))
     assert files.read("f").text == b"".join(b"[%d]\n" % n for n in range(20))
+
+
+def test_utf16_is_shown_as_text_and_stays_what_it_is(files: Files) -> None:
+    for encoding, mark in (("utf-16-le", codecs.BOM_UTF16_LE), ("utf-16-be", codecs.BOM_UTF16_BE)):
+        files.write("f", mark + "eins\r\nzw\u00f6lf \U0001f600\r\n".encode(encoding))
+        answer = files.read("f")
+        assert (answer.text.decode(), answer.total_lines) == ("eins\r\nzw\u00f6lf \U0001f600\r\n", 2)
+        assert answer.encoding == encoding
+        files.edit("f", ("zw\u00f6lf", "drei\n\u20ac"), expected=answer.version)
+        after = "eins\r\ndrei\r\n\u20ac \U0001f600\r\n".encode(encoding)
+        assert files.read("f").version.sha256 == hashlib.sha256(mark + after).hexdigest()
+
+
+def test_a_utf8_mark_stays_before_the_first_line(files: Files, run: Run) -> None:
+    files.write("f", b"\xef\xbb\xbfone\n")
+    assert files.read("f").encoding == "utf-8-sig"
+    assert files.edit("f", ("one", "two")).diff == "@@ -1,1 +1,1 @@\n-one\n+two\n"
+    assert run("cat f").stdout.head == b"\xef\xbb\xbftwo\n"
+
+
+def test_of_a_file_with_several_names_one_gets_the_new_text_and_the_others_are_told(files: Files, run: Run) -> None:
+    run("echo old > f; ln f g; ln f h")
+    assert files.edit("f", ("old", "new")).other_names == 2
+    assert run("cat f g h").stdout.head == b"new\nold\nold\n"
+    assert files.write("g", b"newer\n").other_names == 1
+    assert files.edit("h", ("old", "newest")).other_names == 0
+    assert run("cat f g h; ls -A").stdout.head == b"new\nnewer\nnewest\nf\ng\nh\n"
+
+
+def test_a_file_that_may_not_be_written_stays_though_its_directory_may(files: Files, run: Run) -> None:
+    if run("id -u").stdout.head == b"0\n" and run("echo x > r; chmod 444 r; echo y >> r").exit_code == 0:
+        pytest.skip("this root may write anything")
+    run("echo old > f; chmod 444 f")
+    assert files.refusal(lambda: files.edit("f", ("old", "new"))) is RefusalCode.ACCESS_DENIED
+    assert files.refusal(lambda: files.write("f", b"new\n")) is RefusalCode.ACCESS_DENIED
+    assert run("cat f; ls -A | grep -c tmp").stdout.head == b"old\n0\n"
+
+
+def test_a_program_that_runs_can_be_replaced(files: Files, run: Run) -> None:
+    run("cp $(command -v sleep) prog", timeout_ms=30_000)
+    run("./prog 60", background=True)
+    assert not files.write("prog", b"new\n").created
+    assert run("cat prog").stdout.head == b"new\n"
+
+
+def test_a_draft_that_a_killed_box_left_is_not_in_the_way(files: Files, run: Run) -> None:
+    run("echo old > f; for n in 1 2 3; do for p in $(seq 1 40); do echo > .sandhog-$p-$n.tmp; done; done")
+    files.edit("f", ("old", "new"))
+    assert run("cat f").stdout.head == b"new\n"
