@@ -69,6 +69,11 @@ def _failures(spec: BoxSpec, info: GuestInfo, probe: str) -> Iterator[tuple[str,
         found = info.facts.get(f"{mount}_mount")
         if found != wanted:
             yield mount, f"mounted {found}, not {wanted}"
+    most = spec.workspace_size_bytes
+    if most is not None and not 0 < _count(info.facts.get("workspace_bytes")) <= most:
+        seen = info.facts.get("workspace_bytes")
+        detail = f"its file system has {seen} bytes, not {most}: the engine does not see what this worker mounts"
+        yield "workspace", f"{detail} (SANDHOG_WORKSPACE_DISKS=false has it watched instead)"
 
 
 def _of_commands(spec: BoxSpec, probe: str) -> Iterator[tuple[str, str]]:

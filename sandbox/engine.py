@@ -135,7 +135,9 @@ class DockerEngine:
         parse_rules(spec.egress)
         if self._heart.is_held:
             raise EngineUnavailable("this node has been cut off for too long to start boxes: others may do so by now")
-        places = (self.machine.data_dir, self._settings.records_dir, spec.workspace_dir)
+        # One of its own is as large as it should be; the disk that it lies on has the spill directory too.
+        workspace_disk = spec.workspace_dir if spec.workspace_size_bytes is None else spec.spill_dir
+        places = (self.machine.data_dir, self._settings.records_dir, workspace_disk)
         check_room(places, self._settings.min_free_bytes)
         with self.images.held(spec.image) as image, self._starts:
             # Tried while the box itself starts; nobody gets the box before it is known.

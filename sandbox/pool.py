@@ -22,7 +22,7 @@ from sandbox.spec import BoxSpec
 
 log = logging.getLogger(__name__)
 
-PER_BOX = ("workspace_dir", "spill_dir", "uid", "gid", "image")
+PER_BOX = ("workspace_dir", "workspace_size_bytes", "spill_dir", "uid", "gid", "image")
 PING_S = 1.0
 """A warm box that does not answer so soon is not handed over."""
 MAX_PAUSE_S = 60.0
@@ -60,6 +60,8 @@ class Newborn:
     spill_dir: Path
     uid: int
     gid: int
+    size_bytes: int | None = None
+    """Of the file system that the workspace has for itself; None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class WarmPool:
         self,
         settings: PoolSettings,
         start: Callable[[BoxSpec, str], Box],
-        bear: Callable[[], Newborn],
+        bear: Callable[[BoxSpec], Newborn],
         bury: Callable[[Newborn], None],
         used: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
@@ -283,11 +285,12 @@ class WarmPool:
         self._wake.set()
 
     def _born(self, key: str, template: BoxSpec) -> WarmBox:
-        newborn = self._bear()
+        newborn = self._bear(template)
         try:
             spec = replace(
                 template,
                 workspace_dir=newborn.workspace_dir,
+                workspace_size_bytes=newborn.size_bytes,
                 spill_dir=newborn.spill_dir,
                 uid=newborn.uid,
                 gid=newborn.gid,

@@ -140,6 +140,7 @@ class Proofs:
                 replace(
                     spec,
                     workspace_dir=workspace,
+                    workspace_size_bytes=None,
                     spill_dir=spill,
                     limits=_limits(spec),
                     env={},

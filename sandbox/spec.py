@@ -63,6 +63,8 @@ class BoxSpec:
     uid: int
     """The user of commands and file work; 0 runs them as root (a command can then end its own box)."""
     gid: int
+    workspace_size_bytes: int | None = None
+    """Of the file system that the workspace has for itself; None where it has none."""
     limits: Limits = field(default_factory=Limits)
     env: Mapping[str, str] = field(default_factory=dict)
     """For commands, over the image's own environment."""

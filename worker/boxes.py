@@ -269,9 +269,9 @@ class Boxes:
                 self._seats.pop(order.box.session, None)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:
-                outcome = workspace.finish_copy(
-                    order.box, apply=order.apply, keep=order.keep_workspace, disks=self._disks
-                )
+                # A checked copy holds what the model must not see.
+                keep = order.keep_workspace and order.check is None
+                outcome = workspace.finish_copy(order.box, apply=order.apply, keep=keep, disks=self._disks)
             else:
                 outcome = workspace.finish_bind(order.box)
         except (WorkspaceRefused, OSError) as exc:

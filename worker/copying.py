@@ -134,7 +134,7 @@ class Copier:
             while content:
                 content = content[os.write(target, content) :] or os.read(source, _SMALL_BYTES)
         elif status.st_blocks * 512 < status.st_size:
-            _copy_sparse(source, target, status.st_size)
+            copy_sparse(source, target, status.st_size)
         else:
             while os.sendfile(target, source, None, _SEND_BYTES):
                 pass
@@ -146,7 +146,7 @@ class Copier:
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _copy_sparse(source: int, target: int, size_bytes: int) -> None:
+def copy_sparse(source: int, target: int, size_bytes: int) -> None:
     """Copy only the parts of a file that hold data."""
     position = 0
     while position < size_bytes:

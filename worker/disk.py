@@ -1,6 +1,6 @@
 """What sessions' boxes write to disk, looked at again and again: boxes → **disk** → those that wrote too much.
 
-Nothing in the kernel bounds a directory here, so that a box can go beyond its bound until it is looked at.
+Where nothing in the kernel bounds a directory, a box can go beyond its bound until it is looked at (see `own_disk`).
 """
 
 import logging
@@ -24,7 +24,7 @@ MEASURE_TIMEOUT_S = 300
 
 @dataclass
 class _Watched:
-    directory: Path
+    directory: Path | None
     is_copy: bool
     limit_bytes: int
     base_bytes: int | None = None
@@ -44,8 +44,8 @@ class DiskWatch:
         self._guard = threading.Lock()
         self._watched: dict[str, _Watched] = {}
 
-    def watch(self, box_id: str, directory: Path, *, is_copy: bool, limit_bytes: int) -> None:
-        """Look at this box from now on; again does nothing."""
+    def watch(self, box_id: str, directory: Path | None, *, is_copy: bool, limit_bytes: int) -> None:
+        """Look at this box from now on; again does nothing. `directory`: None where the kernel bounds its workspace."""
         with self._guard:
             self._watched.setdefault(box_id, _Watched(directory, is_copy, limit_bytes))
 
@@ -67,7 +67,7 @@ class DiskWatch:
             return None
 
     def _of_workspace(self, watched: _Watched) -> str | None:
-        if not self._has_changed(watched, watched.directory):
+        if watched.directory is None or not self._has_changed(watched, watched.directory):
             return None
         used = measured_bytes(watched.directory)
         if watched.base_bytes is None:

@@ -19,6 +19,7 @@ from sandbox.spec import MIB
 from worker.boxes import Boxes
 from worker.disk import DiskWatch
 from worker.errors import NodeMisconfigured
+from worker.own_disk import IMAGE, OwnDisks
 from worker.places import Places
 from worker.settings import NodeSettings
 from worker.setup import Setup
@@ -67,7 +68,10 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
         folders.tend()
     except (SandboxError, OSError) as exc:
         raise NodeMisconfigured(str(exc)) from exc
-    boxes = _boxes(settings, engine, client)
+    disks = OwnDisks(settings.state_dir / "disks", makes=settings.workspace_disks)
+    # What a node that was killed left mounted; another one that lives holds its own.
+    disks.sweep(image.parent for image in settings.state_dir.glob(f"sessions/*/{IMAGE}"))
+    boxes = _boxes(settings, engine, client, disks)
     jobs: dict[str, Callable[[], object]] = {
         "disk": boxes.end_overfull,
         "idle": boxes.end_idle,
@@ -107,7 +111,7 @@ def _images(settings: NodeSettings) -> ImageSettings:
     )
 
 
-def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) -> Boxes:
+def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis, disks: OwnDisks) -> Boxes:
     most = max(settings.pool_min, settings.pool_max)
     return Boxes(
         engine,
@@ -118,6 +122,7 @@ def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis) ->
         idle_s=settings.idle_s,
         profiles=settings.profiles,
         allow_open_network=settings.allow_open_network,
+        disks=disks,
         disk=DiskWatch(engine.layer_bytes, engine.machine.data_dir),
         places=Places(client, settings.node, settings.places),
         spills=Spills(settings.spill_bounds),

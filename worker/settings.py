@@ -68,6 +68,8 @@ class NodeSettings(BaseSettings):
     """Who pulls from which registry, as JSON: `{"ghcr.io": {"username": "…", "password": "…"}}`."""
     profiles: dict[str, Profile] = {}
     """Own profiles beside small, medium and large, as JSON: `{"big": {"memory": "16GiB", "cpus": 8}}`."""
+    workspace_disks: bool = True
+    """Whether private copies get file systems of fixed size where that can be done; else their size is watched."""
     allow_open_network: bool = False
     """Whether boxes may have the engine's network (profiles with `network: open`)."""
     proofs_dir: Path | None = None

@@ -10,7 +10,7 @@ from sandbox.wire import HOME, WORKSPACE
 from worker.box_env import box_environment
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.errors import BoxUnavailable
-from worker.workspace import Workspace
+from worker.workspace import Workspace, own_size_bytes
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Specs:
         return BoxSpec(
             image=order.image,
             workspace_dir=Path(place.directory),
+            workspace_size_bytes=place.size_bytes,
             spill_dir=place.spill_dir,
             uid=place.uid,
             gid=place.gid,
@@ -88,7 +89,8 @@ class Specs:
         limits = self.profile_of(order).limits()
         sizes = {"/tmp": limits.tmp_size_bytes, HOME: limits.home_size_bytes, "/dev/shm": limits.shm_bytes}
         bounds = {place: f"tmpfs, {shown_bytes(size)}" for place, size in sizes.items()}
-        most = limits.workspace_bytes
-        # A mount of its own could not be renamed, which is how a warm box's directory becomes the session's.
+        most, own = limits.workspace_bytes, own_size_bytes(order)
         bounds[WORKSPACE] = bounds["/"] = "not bounded" if most is None else f"watched, {shown_bytes(most)}"
+        if own is not None:
+            bounds[WORKSPACE] = f"a file system of its own, {shown_bytes(own)}"
         return bounds

@@ -13,6 +13,7 @@ from sandbox.spec import BoxSpec
 from worker import newborn, workspace
 from worker.contract.orders import BoxOrder
 from worker.errors import WorkspaceRefused
+from worker.own_disk import OwnDisks
 from worker.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -21,24 +22,32 @@ log = logging.getLogger(__name__)
 class WarmBoxes:
     """Keeps boxes ready for private copies and gives each to one session. Thread-safe."""
 
-    def __init__(self, engine: Engine, settings: PoolSettings, nursery: Path, used: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: PoolSettings,
+        nursery: Path,
+        used: Callable[[], int],
+        disks: OwnDisks | None = None,
+    ) -> None:
         """`nursery`: a directory of this node on the sessions' file system; `used`: boxes that sessions have."""
         self._engine = engine
+        self._disks = disks
         self._nursery = nursery
         self._adopted: set[Path] = set()
         self._pool = WarmPool(
             settings,
             start=lambda spec, key: engine.start(spec, "", 0, pool_key=key),
-            bear=lambda: newborn.bear(nursery),
-            bury=_bury,
+            bear=lambda spec: newborn.bear(nursery, disks, spec.limits.workspace_bytes),
+            bury=self._bury,
             used=used,
         )
 
     def take_back(self, record: BoxRecord, box: Box) -> None:
         """Take a warm box that an earlier life of this node left; one that was being handed over is ended."""
-        folder = Path(record.workspace_dir).parent
+        folder = newborn.folder_of(Path(record.workspace_dir))
         born = newborn.newborn_in(folder)
-        if self._pool.is_on and folder.parent == self._nursery and newborn.is_unused(born):
+        if self._pool.is_on and folder.parent == self._nursery and self._is_opened(folder) and newborn.is_unused(born):
             self._adopted.add(folder)
             self._pool.take_back(record, box, born)
         else:
@@ -50,7 +59,7 @@ class WarmBoxes:
             return
         for folder in self._nursery.iterdir():
             if folder not in self._adopted:
-                _bury(newborn.newborn_in(folder))
+                self._bury(newborn.newborn_in(folder))
 
     def hand_over(self, order: BoxOrder, template: BoxSpec) -> tuple[Box, Workspace] | None:
         """A warm box with the order's workspace in it; None when there is none, or the session may not have one.
@@ -65,7 +74,7 @@ class WarmBoxes:
         if warm is None:
             return None
         try:
-            place = workspace.prepare(order, warm.newborn)
+            place = workspace.prepare(order, warm.newborn, disks=self._disks)
             self._engine.renew(
                 warm.box,
                 order.session,
@@ -100,9 +109,17 @@ class WarmBoxes:
         """End all warm boxes."""
         self._pool.close()
 
+    def _is_opened(self, folder: Path) -> bool:
+        try:
+            if self._disks is not None:
+                self._disks.open(folder)
+        except OSError as exc:
+            log.warning("a warm box's disk cannot be had", extra={"folder": str(folder), "error": str(exc)})
+            return False
+        return True
 
-def _bury(born: Newborn) -> None:
-    try:
-        newborn.bury(born)
-    except OSError as exc:
-        log.warning("a warm box's directories are left", extra={"folder": str(born.folder), "error": str(exc)})
+    def _bury(self, born: Newborn) -> None:
+        try:
+            newborn.bury(born, self._disks)
+        except OSError as exc:
+            log.warning("a warm box's directories are left", extra={"folder": str(born.folder), "error": str(exc)})

@@ -3,8 +3,9 @@
 A warm box is born with directories of its own: the copy goes into its empty one, and both directories then move to the
 session's, which a bind mount does not notice.
 
-Below the session's directory stand `work` (the copy that the box sees), `base` (the same without `.git`, as it was at
-the start), `spill`, and in the end `patch.diff` and `result`. `work` gets its name last, so it is whole or not there.
+Below the session's directory stand `work` (the copy that the box sees; below `disk` where it has a file system of its
+own, see `own_disk`), `base` (the same without `.git`, as it was at the start), `spill`, and in the end `patch.diff` and
+`result`. `work` gets its name last, so it is whole or not there.
 """
 
 import errno
@@ -19,12 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.pool import Newborn
+from sandbox.profiles import shown_bytes
 from worker.apply import apply_result, load_result, save_result
 from worker.beneath import OPEN_DIRECTORY, remove_tree, write_durably
 from worker.changes import Changes, changes_between, shown
 from worker.contract.orders import BoxOrder, FinishOutcome, WorkspaceMode
 from worker.copying import MAX_DEPTH, Copier, TooDeep
 from worker.errors import ResultFailed, WorkspaceRefused
+from worker.own_disk import IMAGE, OwnDisks, copy_dir
+from worker.own_disk import size_bytes as disk_size_bytes
 from worker.patch import pieces
 from worker.setids import strip_set_ids
 
@@ -52,6 +56,8 @@ class Workspace:
     mode: WorkspaceMode
     special_files: int = 0
     """Sockets, FIFOs and devices that the copy made by this call left out."""
+    size_bytes: int | None = None
+    """Of the file system that the directory has for itself; None where it has none."""
 
 
 def agent_uid(name: str) -> int:
@@ -64,7 +70,7 @@ def is_new(order: BoxOrder) -> bool:
     session_dir = Path(order.session_dir)
     if order.workspace_mode is not WorkspaceMode.COPY:
         return False
-    if any((session_dir / name).exists() for name in ("work", "work.part", "base", "patch.diff", "result")):
+    if any((session_dir / name).exists() for name in ("work", "work.part", IMAGE, "base", "patch.diff", "result")):
         return False
     try:
         return not any((session_dir / "spill").iterdir())
@@ -77,13 +83,21 @@ def is_new(order: BoxOrder) -> bool:
 def directory_of(order: BoxOrder) -> Path:
     """Return where the order's workspace lies, or will lie."""
     is_copy = order.workspace_mode is WorkspaceMode.COPY
-    return Path(order.session_dir) / "work" if is_copy else Path(order.workspace)
+    return copy_dir(Path(order.session_dir)) if is_copy else Path(order.workspace)
 
 
-def prepare(order: BoxOrder, newborn: Newborn | None = None) -> Workspace:
+def own_size_bytes(order: BoxOrder) -> int | None:
+    """Return the size of the file system that the order's workspace has for itself; None where it has none."""
+    return disk_size_bytes(Path(order.session_dir)) if order.workspace_mode is WorkspaceMode.COPY else None
+
+
+def prepare(
+    order: BoxOrder, newborn: Newborn | None = None, *, disks: OwnDisks | None = None, size_bytes: int | None = None
+) -> Workspace:
     """Return the session's workspace, made if it is not there. Idempotent.
 
     `newborn`: the directories of the box that the session gets, for a session that `is_new`; they become its own.
+    `size_bytes`: what a copy may hold, if `disks` can enforce it.
 
     Raises:
         WorkspaceRefused: it cannot be had; nothing half-made is left.
@@ -92,9 +106,9 @@ def prepare(order: BoxOrder, newborn: Newborn | None = None) -> Workspace:
     try:
         if order.workspace_mode is WorkspaceMode.BIND:
             return _bind(order, session_dir)
-        return _copy(order, session_dir, newborn)
+        return _copy(order, session_dir, newborn, disks, size_bytes)
     except OSError as error:
-        raise WorkspaceRefused(_refusal(order, error)) from error
+        raise WorkspaceRefused(_refusal(order, error, size_bytes)) from error
 
 
 def _bind(order: BoxOrder, session_dir: Path) -> Workspace:
@@ -120,19 +134,29 @@ def _bind(order: BoxOrder, session_dir: Path) -> Workspace:
     return Workspace(source, uid, gid, spill_dir, WorkspaceMode.BIND)
 
 
-def _copy(order: BoxOrder, session_dir: Path, newborn: Newborn | None) -> Workspace:
-    work, base = session_dir / "work", session_dir / "base"
-    if not work.exists():
+def _copy(
+    order: BoxOrder, session_dir: Path, newborn: Newborn | None, disks: OwnDisks | None, size_bytes: int | None
+) -> Workspace:
+    if not (session_dir / IMAGE).exists() and not copy_dir(session_dir).exists():
         _source(order, session_dir)
     spill_dir = _make_session_dir(session_dir)
     with _locked(session_dir):
+        work = _opened(session_dir, disks)
         uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order)
         copier = Copier(uid, gid) if os.geteuid() == 0 else Copier()
         if not work.exists():
-            _make_copy(_source(order, session_dir), work, base, copier, newborn)
+            _make_copy(_source(order, session_dir), session_dir, copier, newborn, disks, size_bytes)
         elif newborn is not None:
             raise WorkspaceRefused(f"{work} is there already; a warm box must not be given to an old session.")
-    return Workspace(work, uid, gid, spill_dir, WorkspaceMode.COPY, copier.special_files)
+    return Workspace(
+        copy_dir(session_dir),
+        uid,
+        gid,
+        spill_dir,
+        WorkspaceMode.COPY,
+        copier.special_files,
+        disk_size_bytes(session_dir),
+    )
 
 
 def _owner_of(work: Path, order: BoxOrder) -> tuple[int, int]:
@@ -155,29 +179,66 @@ def _owner_of(work: Path, order: BoxOrder) -> tuple[int, int]:
     return status.st_uid, status.st_gid
 
 
-def _make_copy(source: Path, work: Path, base: Path, copier: Copier, newborn: Newborn | None) -> None:
-    work_part, base_part = work.with_name("work.part"), base.with_name("base.part")
+def _make_copy(
+    source: Path,
+    session_dir: Path,
+    copier: Copier,
+    newborn: Newborn | None,
+    disks: OwnDisks | None,
+    size_bytes: int | None,
+) -> None:
+    base = session_dir / "base"
+    base_part = base.with_name("base.part")
     try:
-        for left in (work_part, base_part, base):
+        for left in (session_dir / "work.part", base_part, base):
             remove_tree(left)
+        if disks is not None:
+            disks.remove(session_dir)
         if newborn is None:
-            copier.copy(source, work_part)
+            if disks is not None and size_bytes is not None:
+                disks.make(session_dir, size_bytes)
+            work = copy_dir(session_dir)
+            copier.copy(source, work.with_name("work.part"))
         else:
-            # The box keeps what is mounted, whatever its path: in place of the session's own spill directory, which
-            # is empty, and as the copy.
-            newborn.spill_dir.rename(work.with_name("spill"))
-            newborn.workspace_dir.rename(work_part)
-            copier.fill(source, work_part)
+            work = _take(newborn, session_dir, disks)
+            copier.fill(source, work.with_name("work.part"))
         # From the copy, not from the source: what changes there meanwhile must not look like the session's work.
-        Copier(without=frozenset({".git"})).copy(work_part, base_part)
+        Copier(without=frozenset({".git"})).copy(work.with_name("work.part"), base_part)
         base_part.rename(base)
-        work_part.rename(work)
+        work.with_name("work.part").rename(work)
     except (OSError, TooDeep) as error:
-        for left in (work_part, base_part, base):
+        for left in (copy_dir(session_dir).with_name("work.part"), base_part, base):
             remove_tree(left)
+        if disks is not None:
+            disks.remove(session_dir)
         if isinstance(error, TooDeep):
             raise WorkspaceRefused(f"{source} is nested deeper than {MAX_DEPTH} directories.") from error
         raise
+
+
+def _opened(session_dir: Path, disks: OwnDisks | None) -> Path:
+    """Return where the session's copy lies, mounted if it has a disk of its own. The session's directory is locked."""
+    if disks is not None:
+        disks.open(session_dir)
+    elif (session_dir / IMAGE).exists():
+        raise WorkspaceRefused(f"{session_dir / IMAGE} cannot be mounted by this worker.")
+    return copy_dir(session_dir)
+
+
+def _take(newborn: Newborn, session_dir: Path, disks: OwnDisks | None) -> Path:
+    """Make a newborn's directories the session's; where its copy will lie, which is still named `work.part`.
+
+    The box keeps what is mounted, whatever its path: the one in place of the session's own spill directory, which is
+    empty, the other as the copy.
+    """
+    newborn.spill_dir.rename(session_dir / "spill")
+    if disks is None or newborn.size_bytes is None:
+        newborn.workspace_dir.rename(session_dir / "work.part")
+        return session_dir / "work"
+    disks.move(newborn.folder, session_dir)
+    work = copy_dir(session_dir)
+    work.rename(work.with_name("work.part"))
+    return work
 
 
 def _source(order: BoxOrder, session_dir: Path) -> Path:
@@ -204,11 +265,13 @@ def _source(order: BoxOrder, session_dir: Path) -> Path:
     return source
 
 
-def _refusal(order: BoxOrder, error: OSError) -> str:
+def _refusal(order: BoxOrder, error: OSError, size_bytes: int | None) -> str:
     place = f" ({error.filename!s})" if error.filename else ""
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return f"There is no room for a private copy of {order.workspace} in {order.session_dir}: {error.strerror}."
+            bound = f" Its profile gives it {shown_bytes(size_bytes)}." if size_bytes is not None else ""
+            where = f"{order.workspace} in {order.session_dir}"
+            return f"There is no room for a private copy of {where}: {error.strerror}.{bound}"
         case errno.EACCES | errno.EPERM:
             return (
                 f"{order.workspace} or {order.session_dir} cannot be used by this worker (uid {os.geteuid()}): "
@@ -255,21 +318,41 @@ def _locked(session_dir: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def release(order: BoxOrder, keep: bool) -> None:
+def release(order: BoxOrder, keep: bool, disks: OwnDisks | None = None) -> None:
     """Remove a private copy and its base, unless they are kept. Idempotent; a bound directory is never touched.
+
+    What is kept lies in `work` afterwards, as files like any others.
 
     Raises:
         OSError: something cannot be removed.
     """
     session_dir = Path(order.session_dir)
-    if keep or order.workspace_mode is not WorkspaceMode.COPY or not session_dir.exists():
+    if order.workspace_mode is not WorkspaceMode.COPY or not session_dir.exists():
+        return
+    if keep:
+        _bring_out(session_dir, disks)
         return
     # The copy first: without its base, all of it would look added.
+    if disks is not None:
+        disks.remove(session_dir)
     for name in ("work", "base", "work.part", "base.part"):
         remove_tree(session_dir / name)
 
 
-def collect_copy(order: BoxOrder) -> None:
+def _bring_out(session_dir: Path, disks: OwnDisks | None) -> None:
+    """Make plain files of a copy that has a disk of its own."""
+    if disks is None or not (session_dir / IMAGE).exists():
+        return
+    with _locked(session_dir):
+        work = _opened(session_dir, disks)
+        owner, target = work.lstat(), session_dir / "work.part"
+        remove_tree(target)
+        Copier(owner.st_uid, owner.st_gid).copy(work, target)
+        disks.remove(session_dir)
+        target.rename(session_dir / "work")
+
+
+def collect_copy(order: BoxOrder, disks: OwnDisks | None = None) -> None:
     """Make a private copy's patch and result before something that is not the session's work changes it. Idempotent.
 
     Raises:
@@ -278,11 +361,11 @@ def collect_copy(order: BoxOrder) -> None:
     session_dir = Path(order.session_dir)
     with _locked(session_dir):
         if not (session_dir / COLLECTED).exists():
-            _collect(session_dir, session_dir / "patch.diff")
+            _collect(session_dir, session_dir / "patch.diff", disks)
             write_durably(session_dir / COLLECTED, [])
 
 
-def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutcome:
+def finish_copy(order: BoxOrder, apply: bool, keep: bool = False, disks: OwnDisks | None = None) -> FinishOutcome:
     """Write a private copy's patch and result, apply it if asked, and release the copy. Idempotent.
 
     A failure is told in the outcome: then the copy, or at least the kept result, is still there.
@@ -292,7 +375,7 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutco
     try:
         _make_session_dir(session_dir)
         with _locked(session_dir):
-            changes = _collect(session_dir, patch_path)
+            changes = _collect(session_dir, patch_path, disks)
     except (OSError, ResultFailed, WorkspaceRefused) as error:
         return FinishOutcome(session=order.session, error=f"The session's changes cannot be collected: {error}")
     notes = [f"Not in the patch: {note}" for note in changes.left_out]
@@ -304,8 +387,8 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutco
     except ResultFailed as error:
         failure = str(error)
     try:
-        release(order, keep)
-    except OSError as error:
+        release(order, keep, disks)
+    except (OSError, TooDeep) as error:
         notes.append(f"The private copy in {session_dir} could not be removed: {error}")
     return FinishOutcome(
         session=order.session,
@@ -318,9 +401,9 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False) -> FinishOutco
     )
 
 
-def _collect(session_dir: Path, patch_path: Path) -> Changes:
+def _collect(session_dir: Path, patch_path: Path, disks: OwnDisks | None) -> Changes:
     """Return the copy's changes, now on disk as patch and result; the kept ones where the copy is gone already."""
-    work, base = session_dir / "work", session_dir / "base"
+    work, base = _opened(session_dir, disks), session_dir / "base"
     if work.exists() and not (session_dir / COLLECTED).exists():
         changes = changes_between(base, work)
         write_durably(patch_path, pieces(changes, base, work))

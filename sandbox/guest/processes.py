@@ -157,7 +157,7 @@ def facts(guest_folder: str, workspace: str, spill: str) -> dict[str, str]:
     mounts = _mount_options()
     for name, path in (("guest_folder", guest_folder), ("workspace", workspace), ("spill", spill)):
         seen[f"{name}_mount"] = mounts.get(path, "").partition(",")[0]
-    for name, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("home", HOME)):
+    for name, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("home", HOME), ("workspace", workspace)):
         try:
             size = os.statvfs(path)
         except OSError:

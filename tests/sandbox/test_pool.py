@@ -45,7 +45,7 @@ def make_pool(
     pools = []
     numbers = iter(range(1000))
 
-    def bear() -> Newborn:
+    def bear(_: BoxSpec) -> Newborn:
         folder = nursery / str(next(numbers))
         for name in ("work", "spill"):
             (folder / name).mkdir(parents=True)

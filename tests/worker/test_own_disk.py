@@ -1,0 +1,240 @@
+"""Private copies on file systems of their own: bounded to the byte, made a session's, swept, and gone at the end."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from sandbox import guest_folder
+from sandbox.box import Box
+from sandbox.creation import NAME_PREFIX, NODE_LABEL
+from sandbox.engine import DockerEngine, EngineSettings
+from sandbox.errors import ControlNotEnforced
+from sandbox.pool import PoolSettings
+from sandbox.profiles import Profile
+from sandbox.requests import CallMark, RunAnswer, RunRequest
+from sandbox.spec import MIB, BoxSpec
+from tests.sandbox.gvisor import RUNTIME, missing_gvisor
+from worker import loop_device, own_disk
+from worker.boxes import Boxes
+from worker.contract.orders import BoxOrder, FinishOrder, WorkspaceMode
+from worker.own_disk import OwnDisks
+
+NODE = f"own-disk-{os.getpid()}"
+SIZE_BYTES = 24 * MIB
+PROFILES = {"tight": Profile.model_validate({"workspace": "24MiB"})}
+Until = Callable[..., None]
+_steps = iter(range(1, 1_000_000))
+
+
+def mounts_below(place: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line.split()[4] for line in lines if line.split()[4].startswith(f"{place}/")]
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[OwnDisks]:
+    """Disks that can be made here; none may be left mounted."""
+    disks = OwnDisks(tmp_path / "templates")
+    probe = tmp_path / "probe"
+    probe.mkdir()
+    if not disks.make(probe, SIZE_BYTES):
+        pytest.skip("no file systems can be made and mounted here: no root, no loop devices, or no mkfs.ext4")
+    disks.remove(probe)
+    yield disks
+    disks.close()
+    assert mounts_below(tmp_path) == []
+
+
+def test_a_disk_takes_so_much_and_keeps_what_is_in_it(disks: OwnDisks, tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    folder.mkdir()
+    assert disks.make(folder, SIZE_BYTES)
+    assert own_disk.size_bytes(folder) == SIZE_BYTES
+    place = folder / own_disk.MOUNT
+    with pytest.raises(OSError, match="No space left"):
+        (place / "large").write_bytes(bytes(SIZE_BYTES + 1))
+    (place / "large").unlink()
+    (place / "kept").write_text("kept")
+    disks.let_go(folder)
+    assert not (place / "kept").exists()
+    disks.open(folder)
+    disks.open(folder)
+    assert (place / "kept").read_text() == "kept"
+    disks.remove(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_of_one_file_there_is_never_more_than_one_device(disks: OwnDisks, tmp_path: Path) -> None:
+    folder, other = tmp_path / "a", tmp_path / "other"
+    for each in (folder, other):
+        each.mkdir()
+    assert disks.make(folder, SIZE_BYTES)
+    loop_device.mount_file(folder / own_disk.IMAGE, other)
+    try:
+        (other / "seen").write_text("seen")
+        assert (folder / own_disk.MOUNT / "seen").read_text() == "seen"
+    finally:
+        loop_device.unmount(other)
+        disks.remove(folder)
+
+
+def test_only_what_no_process_holds_is_swept(disks: OwnDisks, tmp_path: Path) -> None:
+    folders = [tmp_path / "ours", tmp_path / "left"]
+    for folder in folders:
+        folder.mkdir()
+    assert disks.make(folders[0], SIZE_BYTES)
+    killed = OwnDisks(tmp_path / "templates")
+    assert killed.make(folders[1], SIZE_BYTES)
+    assert OwnDisks(tmp_path / "templates").sweep([*folders, tmp_path / "none"]) == []
+    for file in killed._held.values():
+        os.close(file)
+    assert OwnDisks(tmp_path / "templates").sweep(folders) == folders[1:]
+    assert loop_device.is_mounted(folders[0] / own_disk.MOUNT)
+    for folder in folders:
+        disks.remove(folder)
+
+
+def test_what_several_machines_can_reach_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_device, "file_system_of", lambda _: "nfs4")
+    assert not OwnDisks(tmp_path / "templates").make(tmp_path, SIZE_BYTES)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_kind_of_a_file_system_is_that_of_the_nearest_mount() -> None:
+    assert loop_device.file_system_of(Path("/proc/self")) == "proc"
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Callable[[str], BoxOrder]:
+    source = tmp_path / "project"
+    source.mkdir()
+    (source / "a.txt").write_text("alpha\n")
+
+    def make(session: str) -> BoxOrder:
+        return BoxOrder(
+            session=session,
+            generation=1,
+            session_dir=str(tmp_path / "sessions" / session),
+            image="sandhog-box:latest",
+            workspace=str(source),
+            workspace_mode=WorkspaceMode.COPY,
+            profile="tight",
+        )
+
+    return make
+
+
+@pytest.fixture
+def make(tmp_path: Path, until: Until) -> Iterator[Callable[[OwnDisks, PoolSettings | None], Boxes]]:
+    """A node's boxes, again and again as its process is started again; none may be left."""
+    made: list[Boxes] = []
+    guest = guest_folder.install(tmp_path / "guest")
+
+    def build(disks: OwnDisks, pool: PoolSettings | None = None) -> Boxes:
+        engine = DockerEngine(EngineSettings(NODE, guest, tmp_path / "records", Path(os.environ["SANDHOG_PROOFS_DIR"])))
+        boxes = Boxes(engine, 60, pool=pool, nursery=tmp_path / "warm", profiles=PROFILES, disks=disks)
+        boxes.adopt()
+        made.append(boxes)
+        return boxes
+
+    yield build
+    for boxes in made:
+        boxes.close()
+    client = docker.APIClient(version="auto")
+    until(lambda: not client.containers(all=True, filters={"label": f"{NODE_LABEL}={NODE}"}), "no box is left")
+    client.close()
+
+
+def sh(box: Box, command: str) -> RunAnswer:
+    step = next(_steps)
+    return box.run(RunRequest(CallMark(f"k{step}", "", "s", 1, step), command=command, timeout_ms=60_000))
+
+
+@pytest.mark.docker
+def test_a_session_fills_its_own_disk_and_its_work_survives_box_and_node(
+    disks: OwnDisks,
+    make: Callable[..., Boxes],
+    order: Callable[[str], BoxOrder],
+    tmp_path: Path,
+) -> None:
+    boxes = make(disks)
+    box = boxes.box_for(order("one"))
+    assert boxes.bounds(order("one"))["/workspace"] == "a file system of its own, 24 MiB"
+    full = sh(box, "head -c 40000000 /dev/zero > big")
+    assert b"No space left" in full.stderr.head
+    assert full.full == ("/workspace",)
+    sh(box, "rm big; echo beta >> a.txt")
+    client = docker.APIClient(version="auto")
+    client.kill(NAME_PREFIX + box.box_id)
+    client.close()
+    assert sh(boxes.box_for(order("one")), "cat a.txt").stdout.head == b"alpha\nbeta\n"
+
+    # The process ends, the next one adopts the box or starts another on the same disk.
+    boxes._engine.close()
+    disks.close()
+    again = make(OwnDisks(tmp_path / "templates"))
+    assert sh(again.box_for(order("one")), "cat a.txt").stdout.head == b"alpha\nbeta\n"
+
+    ended = again.finish(FinishOrder(box=order("one"), node="n", incarnation="i", apply=True))
+    assert (ended.error, ended.changed, ended.applied) == (None, ["a.txt"], True)
+    assert {path.name for path in (tmp_path / "sessions" / "one").iterdir()} <= {"patch.diff", "result", "spill"}
+
+
+@pytest.mark.docker
+def test_a_warm_boxs_disk_becomes_the_sessions_and_a_kept_copy_plain_files(
+    disks: OwnDisks,
+    make: Callable[..., Boxes],
+    order: Callable[[str], BoxOrder],
+    tmp_path: Path,
+    until: Until,
+) -> None:
+    boxes = make(disks, PoolSettings(min_idle=1, max_idle=1, least_wants=1))
+    boxes.box_for(order("cold"))
+    warm = boxes._warm
+    assert warm is not None
+    until(lambda: warm.idle() == 1, "a box stands ready")
+    [ready] = [waits.box for kind in warm._pool._kinds.values() for waits in kind.idle]
+    box = boxes.box_for(order("warm"))
+    assert box is ready
+    assert sh(box, "cat a.txt; echo beta >> a.txt").stdout.head == b"alpha\n"
+    assert b"No space left" in sh(box, "head -c 40000000 /dev/zero > big; rm big").stderr.head
+    assert boxes.bounds(order("warm"))["/workspace"] == "a file system of its own, 24 MiB"
+    session_dir = tmp_path / "sessions" / "warm"
+    assert (session_dir / "disk" / "work" / "a.txt").read_text() == "alpha\nbeta\n"
+
+    ended = boxes.finish(FinishOrder(box=order("warm"), node="n", incarnation="i", keep_workspace=True))
+    assert ended.error is None
+    assert (session_dir / "work" / "a.txt").read_text() == "alpha\nbeta\n"
+    assert mounts_below(session_dir) == []
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("runtime", [None, RUNTIME], ids=["runc", "gvisor"])
+def test_a_disk_that_the_box_does_not_see_is_refused(tmp_path: Path, runtime: str | None, disks: OwnDisks) -> None:
+    if runtime == RUNTIME and (reason := missing_gvisor()) is not None:
+        pytest.skip(reason)
+    folder, spill = tmp_path / "a", tmp_path / "spill"
+    folder.mkdir()
+    spill.mkdir()
+    assert disks.make(folder, SIZE_BYTES)
+    engine = DockerEngine(
+        EngineSettings(
+            NODE,
+            guest_folder.install(tmp_path / "guest"),
+            tmp_path / "records",
+            Path(os.environ["SANDHOG_PROOFS_DIR"]),
+        )
+    )
+    try:
+        spec = BoxSpec(
+            "sandhog-box:latest", folder / own_disk.MOUNT, spill, 0, 0, workspace_size_bytes=SIZE_BYTES, runtime=runtime
+        )
+        engine.start(spec, "s", 1).close()
+        with pytest.raises(ControlNotEnforced, match="SANDHOG_WORKSPACE_DISKS"):
+            engine.start(BoxSpec(**{**vars(spec), "workspace_dir": tmp_path}), "s", 1)
+    finally:
+        engine.close()
+        disks.remove(folder)
