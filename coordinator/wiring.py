@@ -13,12 +13,13 @@ from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.collect import BLOCK_MS, ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.execute import Executor
+from coordinator.cluster.ownership import Ownership
+from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import Placement
 from coordinator.cluster.settle import Settler
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
 from coordinator.session.breakers import Breakers
-from coordinator.session.runner import Cluster
 from tools.loading import LoadedTools, load_tools
 from worker.app import create_app
 
@@ -26,13 +27,16 @@ FORGET_S = 1.0
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(redis_url: str, state_dir: Path, tools: LoadedTools | None = None) -> AsyncIterator[Cluster]:
+async def open_cluster(
+    redis_url: str, state_dir: Path, tools: LoadedTools | None = None, *, cancels_alone: bool = False
+) -> AsyncIterator[Cluster]:
     """Yield the parts that sessions share; Redis need not answer yet. All tasks and connections end with the block.
 
     Args:
         redis_url: The cluster's Redis.
         state_dir: The shared volume.
         tools: The tools of its sessions; None loads the built-in ones and those of installed packages.
+        cancels_alone: A cancel ends one call, and not its session.
 
     Raises:
         ToolsUnusable: `tools` is None and an installed package's cannot be loaded.
@@ -44,8 +48,14 @@ async def open_cluster(redis_url: str, state_dir: Path, tools: LoadedTools | Non
     store = Store(client)
     dispatcher = Dispatcher(create_app(redis_url), coordinator)
     try:
-        async with ReplyReader(reading, coordinator) as reader, Watch(store) as watch:
-            settler = Settler(store=store, reader=reader, dispatcher=dispatcher, watch=watch)
+        async with (
+            ReplyReader(reading, coordinator) as reader,
+            Watch(store) as watch,
+            Ownership(store, coordinator) as ownership,
+        ):
+            settler = Settler(
+                store=store, reader=reader, dispatcher=dispatcher, watch=watch, cancels_alone=cancels_alone
+            )
             yield Cluster(
                 store=store,
                 executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
@@ -54,6 +64,7 @@ async def open_cluster(redis_url: str, state_dir: Path, tools: LoadedTools | Non
                 state_dir=state_dir,
                 requests=Requests(client),
                 breakers=Breakers(client),
+                ownership=ownership,
             )
     finally:
         dispatcher.close()
@@ -61,5 +72,6 @@ async def open_cluster(redis_url: str, state_dir: Path, tools: LoadedTools | Non
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             async with asyncio.timeout(FORGET_S):
                 await store.forget_replies(coordinator)
+                await store.end_coordinator(coordinator)
         await client.aclose()
         await reading.aclose()

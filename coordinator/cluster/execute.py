@@ -69,6 +69,16 @@ class Executor:
             case Travel.CHAIN:
                 await self._run_chain(list(jobs), node, cancelled, on_outcome)
 
+    async def recover(
+        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+    ) -> CallOutcome:
+        """Return what became of a call of an earlier owner of its session, as `Settler.recover` finds out.
+
+        Raises:
+            RedisLost: Redis stayed away.
+        """
+        return await self._settler.recover(order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled)
+
     async def _run_group(
         self, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
     ) -> None:

@@ -41,6 +41,8 @@ TICK_S = 0.5
 PREPARE_S = 1_080.0
 """For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
 FINISH_S = 120.0
+MOVE_S = 60.0
+"""How long a node must have been without a lease before a session leaves it."""
 
 
 class Placement:
@@ -63,8 +65,12 @@ class Placement:
         self._tools = tools
         self._clock = clock
 
-    async def place(self, session: str) -> NodeLife:
+    async def place(self, session: str, home: str | None = None) -> NodeLife:
         """Return the node that has a place for the session from now on; waits while all places are taken.
+
+        Args:
+            session: The session.
+            home: The node that has its box: asked first, and no other one as long as it may come back.
 
         Broken off, it may leave a place taken: `withdraw` gives it back.
 
@@ -79,6 +85,9 @@ class Placement:
                 views = [view for view in ready if self._tools in ("", view.life.tools)]
                 if ready and not views and self._clock() - nobody_since > TOOLS_WAIT_S:
                     raise NoBox(_other_tools([view.life for view in ready]))
+                if home is not None and not await self._may_leave(home):
+                    views, nobody_since = [], self._clock()
+                views.sort(key=lambda view: view.life.node != home)
                 for view in views:
                     if await self._store.take_place(view.life, session):
                         self._watch.follow(view.life.node, view.life.incarnation)
@@ -97,6 +106,15 @@ class Placement:
                     "started is not there)."
                 )
             await asyncio.sleep(POLL_S)
+
+    async def _may_leave(self, home: str) -> bool:
+        """Return whether a node's box may be given up: the node is not known, has left, or was away for long enough."""
+        view = await self._store.node(home)
+        if view is None:
+            return True
+        self._watch.follow(home, view.life.incarnation)
+        # Its lease may have lapsed only now: two boxes must not write one workspace.
+        return view.is_leased or self._watch.health(home).leaseless_s > MOVE_S
 
     async def prepare(self, box: BoxOrder, node: NodeLife) -> PrepareOutcome:
         """Return once the session's box stands.
@@ -121,6 +139,7 @@ class Placement:
         *,
         apply: bool,
         check: Check | None = None,
+        keep_workspace: bool = False,
         away_s: float = keys.OUTAGE_S,
     ) -> FinishOutcome:
         """End the session's box and return what became of the workspace; never raises for it.
@@ -130,9 +149,17 @@ class Placement:
             node: Where it stands.
             apply: Put the changes of a private copy into its directory.
             check: Judges the workspace first.
+            keep_workspace: Leave a private copy on the volume.
             away_s: How long a Redis that is away is waited for.
         """
-        order = FinishOrder(box=box, node=node.node, incarnation=node.incarnation, apply=apply, check=check)
+        order = FinishOrder(
+            box=box,
+            node=node.node,
+            incarnation=node.incarnation,
+            apply=apply,
+            keep_workspace=keep_workspace,
+            check=check,
+        )
         wait_s = FINISH_S + (check.timeout_s if check is not None else 0)
         asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", wait_s, away_s)
         outcome = _read(FinishOutcome, asked)

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.patience import patiently
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
 from worker.contract import keys
@@ -39,6 +41,7 @@ CANCEL_LIMIT_S = 10.0
 MOVE_S = 60.0
 """How long a node must have been without a lease before its calls are given up."""
 MAX_ATTEMPTS = 2
+WITHOUT_OWNER = "the session's coordinator was gone for a while"
 
 
 @dataclass
@@ -75,9 +78,12 @@ class Settler:
         reader: ReplyReader,
         dispatcher: Dispatcher,
         watch: Watch,
+        cancels_alone: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """With `cancels_alone` a cancelled call ends by itself; without, no other call of its session starts."""
         self._store = store
+        self._cancels = store.fence if cancels_alone else store.cancel
         self._reader = reader
         self._dispatcher = dispatcher
         self._watch = watch
@@ -130,6 +136,50 @@ class Settler:
         finally:
             stop.cancel()
             self.forget(sent)
+
+    async def recover(
+        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+    ) -> CallOutcome:
+        """Return what became of a call that an earlier owner of its session sent, or was about to; starts nothing.
+
+        Args:
+            order: The call under its first key, for the node that it was sent to.
+            timeout_s: Its tool's limit.
+            run_id: The life of Redis in which it would have been claimed.
+            has_begun: It may have been sent.
+            cancelled: Ends the wait.
+
+        Raises:
+            RedisLost: Redis stayed away.
+        """
+        attempts = [order]
+        while len(attempts) < MAX_ATTEMPTS:
+            attempts.append(resend_order(attempts[-1], order.incarnation))
+        fence = partial(self._store.fence, [one.key for one in attempts])
+        fenced = await patiently(fence, cancelled)
+        started = [one for one, is_fenced in zip(attempts, fenced, strict=True) if not is_fenced]
+        if not started and (not has_begun or await patiently(self._store.run_id, cancelled) == run_id):
+            return did_not_run([order], WITHOUT_OWNER)[0]
+        if await patiently(partial(self._store.node, order.node), cancelled) is None:
+            return _unknown(order, f"{WITHOUT_OWNER}, and its node is gone")
+        self._watch.follow(order.node, order.incarnation)
+        # Without a claim that is certain, each attempt is asked for; only one of them can have started.
+        outcome = _unknown(order, WITHOUT_OWNER)
+        for one in reversed(started or attempts):
+            outcome = await self._joined(one, timeout_s, run_id, cancelled)
+            if outcome.fate is Fate.RAN:
+                break
+        return outcome
+
+    async def _joined(self, order: CallOrder, timeout_s: float, run_id: str, cancelled: asyncio.Event) -> CallOutcome:
+        sent = self.expect(order, timeout_s, run_id=run_id)
+        stop = asyncio.create_task(cancelled.wait())
+        try:
+            outcome = await self._join(sent, WITHOUT_OWNER, stop)
+        finally:
+            stop.cancel()
+            self.forget(sent)
+        return outcome or cancelled_outcome(order.key, "The session was cancelled while this call ran.")
 
     async def _look_after(self, sent: Sent, stop: "asyncio.Future[Any]") -> CallOutcome | None:
         """Return the outcome of a call that needs no more waiting; None to go on waiting."""
@@ -222,7 +272,7 @@ class Settler:
         while True:
             try:
                 # No other call of the session starts from now on: a node must not go on with the chain's next link.
-                (is_fenced,) = await self._store.cancel([key])
+                (is_fenced,) = await self._cancels([key])
                 break
             except RedisError:
                 await asyncio.sleep(TICK_S)

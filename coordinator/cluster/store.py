@@ -121,6 +121,12 @@ class Store:
             held, *_ = await pipe.execute()
         return held is not None
 
+    async def end_coordinator(self, coordinator: str) -> None:
+        """Give the lease back: what is left of a coordinator's sessions may be adopted at once."""
+        await self._redis.unlink(keys.coordinator_lease(coordinator))
+        if not await self._members(keys.owned(coordinator)):
+            await self.drop_coordinator(coordinator)
+
     async def drop_coordinator(self, coordinator: str) -> None:
         """Forget a coordinator that has ended, or whose sessions all have new owners."""
         await self._redis.unlink(keys.coordinator_lease(coordinator))

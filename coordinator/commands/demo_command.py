@@ -15,7 +15,7 @@ from coordinator.commands.run_flags import Approve
 from coordinator.endpoint.model import ModelSettings
 from coordinator.endpoint.scripted import ScriptedEndpoint
 from coordinator.session.limits import Limits
-from coordinator.session.runner import SessionRequest
+from coordinator.session.request import SessionRequest
 from coordinator.session.workspace_choice import Chosen, Wanted, choose
 from coordinator.settings import read_settings
 

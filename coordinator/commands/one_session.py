@@ -17,8 +17,9 @@ from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always, Approver, Elsewhere, Never
 from coordinator.session.loop import Ending
+from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
-from coordinator.session.runner import SessionRequest, SessionRunner
+from coordinator.session.runner import SessionRunner
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
 from tools.loading import LoadedTools, ToolsUnusable, load_tools

@@ -17,7 +17,7 @@ from coordinator.endpoint.model import ModelSettings
 from coordinator.errors import ConfigError
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import read_model_table
-from coordinator.session.runner import SessionRequest
+from coordinator.session.request import SessionRequest
 from coordinator.session.workspace_choice import Wanted, choose
 from coordinator.settings import read_settings
 from coordinator.visible import visible_line
@@ -99,6 +99,7 @@ def run(
         rules=rules_of(policy_file or settings.policy_file, own.registry),
         approval_s=settings.approval_s,
         budgets=settings.budgets,
+        task_depth=settings.task_depth,
         models=read_model_table(settings.models_file),
     )
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)

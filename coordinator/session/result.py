@@ -1,5 +1,6 @@
-"""What a session came to, as the caller gets it."""
+"""What a session came to, as the caller gets it and as its transcript ends."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -7,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from coordinator.endpoint.reply import Usage
 from coordinator.session.events import SessionStatus
 from worker.contract.checks import CheckOutcome
+from worker.contract.orders import FinishOutcome
 
 
 class SessionResult(BaseModel):
@@ -48,3 +50,20 @@ class SessionResult(BaseModel):
     def exit_code(self) -> int:
         """The process's exit code: 0 completed, 1 stopped or failed, 130 cancelled."""
         return {"completed": 0, "stopped": 1, "failed": 1, "cancelled": 130}[self.status]
+
+
+def notes_of(finished: FinishOutcome) -> list[str]:
+    """Return what a person should know of a workspace's end."""
+    notes = [*finished.notes, *([finished.error] if finished.error else [])]
+    if finished.conflicts:
+        notes.append("Nothing was applied: these files changed meanwhile: " + ", ".join(finished.conflicts))
+    return notes
+
+
+def read_patch(patch_path: str | None, notes: list[str]) -> str | None:
+    """Return a patch's text, None where there is none; a fault is added to the notes."""
+    try:
+        return Path(patch_path).read_text(errors="replace") if patch_path else None
+    except OSError as exc:
+        notes.append(f"The patch cannot be read: {exc}")
+        return None

@@ -61,6 +61,10 @@ class WallClock:
         """Let it run."""
         self._runs_since = self._clock()
 
+    def stop(self) -> None:
+        """Let it stand still until it is started again."""
+        self._used_s, self._runs_since = self.elapsed_s, None
+
     @property
     def elapsed_s(self) -> float:
         """Seconds that count."""
@@ -74,7 +78,7 @@ class WallClock:
         match event:
             case ApprovalAsked(within_s=float()):
                 self._asked.add((child, event.step, event.index))
-                self._used_s, self._runs_since = self.elapsed_s, None
+                self.stop()
             case ApprovalAnswered() if (child, event.step, event.index) in self._asked:
                 self._asked.discard((child, event.step, event.index))
                 if not self._asked:

@@ -28,6 +28,7 @@ from coordinator.session.events import (
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
 from coordinator.session.partition import Stretch, Travel, batches, stretches
 from coordinator.session.plan import PlannedCall
+from coordinator.session.repeats import Repeats
 from tools.base import ErrorCode, ToolResult
 from tools.cutting import cut_text
 from tools.permission import decide
@@ -54,6 +55,8 @@ class StepRunner:
     granted: set[str] = field(default_factory=set)
     """Digests for which a grant was left, used up or not."""
     budgets: Budgets = BUDGETS
+    repeats: Repeats = field(default_factory=Repeats)
+    """What failed before."""
     _begun: set[int] = field(default_factory=set)
     """Calls of the present step that may have been sent."""
     clock: Callable[[], float] = time.monotonic
@@ -72,7 +75,7 @@ class StepRunner:
             await self._begin(step, seat, cancelled)
             for call in calls:
                 if call.refusal is not None:
-                    self._answer(step, refused(call), answers)
+                    self.record(step, refused(call), answers)
             # A refused call does not part its neighbours: it takes no part in the step's order.
             for stretch in stretches([call for call in calls if call.refusal is None]):
                 await self._run_stretch(step, stretch, seat, cancelled, answers)
@@ -80,7 +83,7 @@ class StepRunner:
             why = str(exc) or "the session was broken off"
             for call in calls:
                 if call.index not in answers:
-                    self._answer(step, _left(call, why, has_begun=call.index in self._begun), answers)
+                    self.record(step, _left(call, why, has_begun=call.index in self._begun), answers)
             raise
         in_order = [answers[call.index] for call in calls]
         fitted = within_step(in_order, self.budgets.step_bytes)
@@ -127,7 +130,7 @@ class StepRunner:
         """
         answers: dict[int, Answered] = {}
         for call in calls:
-            self._answer(step, refused(call) if call.refusal else _left(call, why, has_begun=False), answers)
+            self.record(step, refused(call) if call.refusal else _left(call, why, has_begun=False), answers)
         return [answers[call.index].content for call in calls]
 
     async def _run_stretch(
@@ -138,7 +141,7 @@ class StepRunner:
         for call in stretch.calls:
             verdict = decide(call.name, call.arguments, seat.terms, self.registry)
             if verdict.decision is Decision.DENY:
-                self._answer(step, _denied(call, verdict.reason), answers)
+                self.record(step, _denied(call, verdict.reason), answers)
                 continue
             if verdict.decision is Decision.ASK:
                 await self._run_part(step, Stretch(stretch.travel, tuple(allowed)), seat, cancelled, answers)
@@ -160,11 +163,11 @@ class StepRunner:
         """Ask the human; return whether the call may run, leaving a grant for the worker if so."""
         session, digest = seat.session, call_digest(call.name, call.arguments)
         if cancelled.is_set():
-            self._answer(step, _cancelled(call), answers)
+            self.record(step, _cancelled(call), answers)
             return False
         decided = await self.approvals.decide(session, step, call, verdict, seat.terms, cancelled)
         if not decided.is_allowed:
-            self._answer(step, _denied(call, f"{verdict.reason}; {decided.note or 'it was denied'}"), answers)
+            self.record(step, _denied(call, f"{verdict.reason}; {decided.note or 'it was denied'}"), answers)
             return False
         if call.stays_here:
             return True
@@ -181,7 +184,7 @@ class StepRunner:
             await self._run_here(step, part.calls, seat, cancelled, answers)
             return
         by_index = {call.index: call for call in part.calls}
-        jobs = [Job(self._order(step, call, seat), call.timeout_s) for call in part.calls]
+        jobs = [Job(self.order(step, call, seat), call.timeout_s) for call in part.calls]
         self.keys.extend(job.order.key for job in jobs)
         started = self.clock()
         for call in part.calls:
@@ -193,7 +196,7 @@ class StepRunner:
             self.keys.append(outcome.key)
             if outcome.box_note:
                 self.emit(BoxReplaced(reason=outcome.box_note))
-            self._answer(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
+            self.record(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
 
         await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome)
 
@@ -209,7 +212,7 @@ class StepRunner:
 
         async def run(call: PlannedCall) -> None:
             if cancelled.is_set():
-                self._answer(step, _cancelled(call), answers)
+                self.record(step, _cancelled(call), answers)
                 return
             started = self.clock()
             self._begun.add(call.index)
@@ -218,12 +221,13 @@ class StepRunner:
             cut = cut_text(result.text, self.budgets.result_bytes)
             result = result.with_text(cut.text).with_arguments(call.arguments)
             info = CutInfo(total_bytes=cut.total_bytes, shown_bytes=cut.shown_bytes) if cut.is_cut else None
-            self._answer(step, Answered(call, result, (self.clock() - started) * 1000, cut=info), answers)
+            self.record(step, Answered(call, result, (self.clock() - started) * 1000, cut=info), answers)
 
         for batch in batches(calls):
             await asyncio.gather(*[run(call) for call in batch])
 
-    def _order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
+    def order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
+        """Return a call's order for the seat's node."""
         return CallOrder(
             key=CallKey(session=seat.session, generation=seat.generation, step=step, index=call.index),
             call_id=call.call_id,
@@ -245,9 +249,9 @@ class StepRunner:
     def _start(self, step: int, call: PlannedCall) -> None:
         self.emit(CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary))
 
-    def _answer(self, step: int, answer: Answered, answers: dict[int, Answered]) -> None:
+    def record(self, step: int, answer: Answered, answers: dict[int, Answered]) -> None:
         """Record a call's one answer."""
-        answers[answer.call.index] = answer
+        answer = answers[answer.call.index] = self.repeats.noted(step, answer)
         call, result = answer.call, answer.result
         self.emit(
             CallFinished(

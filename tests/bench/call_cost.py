@@ -23,9 +23,10 @@ from docker.models.containers import Container
 from redis.exceptions import RedisError
 
 from coordinator.cluster.execute import Job
+from coordinator.cluster.parts import Cluster
 from coordinator.embedded import Embedded
 from coordinator.session.partition import Travel
-from coordinator.session.runner import Cluster, new_session_id
+from coordinator.session.request import new_session_id
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
 from sandbox import guest_folder

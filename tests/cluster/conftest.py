@@ -14,14 +14,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from coordinator.cluster.parts import Cluster
 from coordinator.embedded import Embedded
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.scripted import Script, ScriptedEndpoint
 from coordinator.session.approvals import Always, Approver
 from coordinator.session.events import Event
 from coordinator.session.limits import Limits
+from coordinator.session.request import LOCAL, SessionRequest
 from coordinator.session.result import SessionResult
-from coordinator.session.runner import LOCAL, Cluster, SessionRequest, SessionRunner
+from coordinator.session.runner import SessionRunner
 from coordinator.session.workspace_choice import Wanted, choose
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from coordinator.cluster.parts import Cluster
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.runner import Cluster
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Stage, answers
 

@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.parts import Cluster
 from coordinator.commands.answering import waiting
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
@@ -23,7 +24,6 @@ from coordinator.errors import ConfigError
 from coordinator.session.approvals import Decided, Elsewhere
 from coordinator.session.ceilings import Ceiling
 from coordinator.session.events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
-from coordinator.session.runner import Cluster
 from coordinator.session.transcript import read_transcript
 from tools.policy_file import read_policy
 from tools.registry import builtin_registry

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from coordinator.cluster.parts import Cluster
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.session.approvals import Always, Never
 from coordinator.session.events import CallFinished, CallStarted
-from coordinator.session.runner import Cluster
 from coordinator.wiring import open_cluster
 from tools.loading import LoadedTools, load_tools
 from worker.contract.orders import Policy

@@ -1,0 +1,148 @@
+"""What an earlier owner of a session left unanswered: rebuild → **catching_up** → history, loop.
+
+Nothing is run again. A finished answer is collected from the node; a call that never ran says so, behind a fence; and
+only what nobody can tell is *may have run*.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from coordinator.cluster.parts import Cluster
+from coordinator.cluster.patience import patiently
+from coordinator.cluster.seat import Seat
+from coordinator.cluster.settle import MAX_ATTEMPTS
+from coordinator.cluster.store import Store
+from coordinator.session.approvals import Lasting
+from coordinator.session.budget import Answered, answered, refused
+from coordinator.session.plan import PlannedCall, plan
+from coordinator.session.reading import SessionReading
+from coordinator.session.rebuild import OpenStep, Rebuilt
+from coordinator.session.step import StepRunner
+from tools.base import ErrorCode, ToolResult
+from tools.permission import repeatable
+from tools.registry import Registry
+from worker.contract.orders import CallKey, call_digest
+
+TAKEOVER = "takeover"
+"""Who goes on, where a coordinator does by itself."""
+BROKEN_OFF = "the session was broken off before it could"
+LOST_HERE = "the session was broken off while it ran"
+FRESH_BOX = (
+    "The session was interrupted and goes on now in a fresh sandbox on the same workspace. Kept: all files below "
+    "/workspace, and the spilled output in /spill. Lost: running processes and background commands, installed packages "
+    "and every other change outside of /workspace, /tmp, and the working directory, which is /workspace again."
+)
+GO_ON = "The session goes on. Continue with the task."
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A session that another owner had before."""
+
+    reading: SessionReading
+    rebuilt: Rebuilt
+    generation: int
+    """Ours, from Redis and above all segments."""
+    by: str
+    """Who goes on, for the transcript."""
+    message: str = ""
+    """What a person says to it; "" for nothing."""
+
+    def is_fresh(self, seat: Seat) -> bool:
+        """Whether the box is another one than the session had, as far as can be told here."""
+        placed = self.rebuilt.placed
+        return placed is not None and (self.rebuilt.ended is not None or placed.node != seat.node.node)
+
+    def words(self, seat: Seat | None) -> str:
+        """Return what is said to the model before it is asked again; "" for nothing."""
+        note = FRESH_BOX if seat is not None and self.is_fresh(seat) else ""
+        said = self.message
+        if not said and self.rebuilt.history.is_answered:
+            said = GO_ON
+        return f"[{note}]\n\n{said}".strip() if note else said
+
+
+def learn(lasting: Lasting, rebuilt: Rebuilt, registry: Registry, seat: Seat) -> None:
+    """Remember what a human allowed for the rest of the session."""
+    for call in plan(rebuilt.lasting, [raw.id or "" for raw in rebuilt.lasting], registry):
+        if call.refusal is None:
+            commands = repeatable(call.name, call.arguments, seat.terms)
+            lasting.add(call_digest(call.name, call.arguments), commands)
+
+
+@dataclass(frozen=True)
+class OpenAnswers:
+    """Finds the answers of a step that an earlier owner began."""
+
+    cluster: Cluster
+    steps: StepRunner
+    registry: Registry
+    rebuilt: Rebuilt
+    strict: bool
+    """The model was given the strict rendering of the tools' schemas."""
+
+    async def find(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> list[str]:
+        """Return one answer for each call of the step, in order; those that were missing are recorded.
+
+        Raises:
+            RedisLost: nothing can be found out now.
+        """
+        calls = plan(opened.calls, opened.ids, self.registry, strict=self.strict)
+        await self._tidy(opened, seat, cancelled)
+        found: dict[int, Answered] = {}
+        missing = [calls[at] for at in opened.missing]
+        # All at once: one that still runs must not hold up what is known of the others.
+        results = await asyncio.gather(*[self._answer(call, opened, seat, cancelled) for call in missing])
+        for answer in results:
+            self.steps.record(opened.step, answer, found)
+            opened.answers[answer.call.index] = answer.content
+        return opened.in_order()
+
+    async def _answer(self, call: PlannedCall, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> Answered:
+        if call.refusal is not None:
+            return refused(call)
+        has_begun = call.index in opened.begun
+        if call.stays_here:
+            return _here(call, has_begun)
+        order = self.steps.order(opened.step, call, seat)
+        placed = self.rebuilt.placed
+        key = CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=call.index)
+        self.steps.keys.extend(_attempts(key))
+        order = order.model_copy(update={"key": key, "node": placed.node if placed else order.node})
+        outcome = await self.cluster.executor.recover(
+            order,
+            call.timeout_s,
+            run_id=placed.run_id if placed else "",
+            has_begun=has_begun,
+            cancelled=cancelled,
+        )
+        return answered(call, outcome, 0.0)
+
+    async def _tidy(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Give the lanes back that the earlier owner's calls held, and end its questions to a human."""
+        store: Store = self.cluster.store
+        step = [
+            CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=at)
+            for at in range(len(opened.calls))
+        ]
+        holders = [str(attempt) for key in step for attempt in _attempts(key)]
+        node = self.rebuilt.placed.node if self.rebuilt.placed else seat.node.node
+        await patiently(partial(store.give_lanes, node, holders), cancelled)
+        for at in opened.asked:
+            await patiently(partial(self.cluster.requests.close, seat.session, f"{opened.step}.{at}"), cancelled)
+
+
+def _attempts(key: CallKey) -> list[CallKey]:
+    keys = [key]
+    while len(keys) < MAX_ATTEMPTS:
+        keys.append(keys[-1].next_attempt())
+    return keys
+
+
+def _here(call: PlannedCall, has_begun: bool) -> Answered:
+    """Return the answer of a call that ran in the coordinator that is gone."""
+    if has_begun:
+        words = f"{call.name} may have run: {LOST_HERE}."
+        return Answered(call, ToolResult.failure(ErrorCode.OUTCOME_UNKNOWN, words))
+    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} did not run: {BROKEN_OFF}."))

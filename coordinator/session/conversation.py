@@ -1,0 +1,88 @@
+"""One session's turns: a person's message → **conversation** (catch up, loop) → the model's answer, and so on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from coordinator.cluster.seat import Seat
+from coordinator.errors import LostSession, NoBox, RedisLost
+from coordinator.session.catching_up import Continued, OpenAnswers, learn
+from coordinator.session.events import EventSink, TurnEnded
+from coordinator.session.loop import Ending, SessionLoop, first
+
+NextMessage = Callable[[TurnEnded], Awaitable[str | None]]
+"""Returns a person's next message once the model has answered; None ends the session."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Runs the turns of one session."""
+
+    loop: SessionLoop
+    emit: EventSink
+    grant: Callable[[], None]
+    """Gives the session another turn's replies."""
+    next_message: NextMessage | None = None
+    """None: the session has one turn."""
+    continued: Continued | None = None
+    """What an earlier owner left; None for a session that begins."""
+    answers: OpenAnswers | None = None
+    """Finds what is missing of it."""
+
+    async def run(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
+        """Return how the last turn ended; every call that was asked for is answered then.
+
+        Args:
+            seat: Yields the session's place and box.
+            cancelled: Ends a turn as soon as every call has its answer. Who clears it may go on.
+
+        Raises:
+            TranscriptError: what happened cannot be kept.
+        """
+        ending = await self._begin(seat, cancelled)
+        while self.next_message is not None and not ending.is_lost:
+            turn = TurnEnded(status=ending.status, stop_reason=ending.stop_reason, text=ending.text)
+            self.emit(turn)
+            self.loop.clock.stop()
+            text = await self.next_message(turn)
+            if text is None:
+                break
+            self.grant()
+            self.loop.history.add_user(text, "user")
+            ending = await self.loop.run(seat, cancelled)
+        return ending
+
+    async def _begin(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
+        if self.continued is not None:
+            try:
+                ending = await self._catch_up(self.continued, seat, cancelled)
+            except NoBox as exc:
+                return Ending("failed", f"box: {exc}")
+            except LostSession as exc:
+                return Ending("failed", f"taken over: {exc}", is_lost=True)
+            except RedisLost as exc:
+                return Ending("failed", f"redis: {exc}")
+            if ending is not None:
+                return ending
+        return await self.loop.run(seat, cancelled)
+
+    async def _catch_up(
+        self, continued: Continued, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event
+    ) -> Ending | None:
+        """Bring the conversation to where the model can be asked; return the ending where it need not be."""
+        rebuilt, place = continued.rebuilt, None
+        if rebuilt.open_step is not None or rebuilt.placed is not None:
+            place = await first(seat, cancelled)
+            if place is None:
+                return Ending("cancelled", "cancelled")
+            learn(self.loop.steps.approvals.lasting, rebuilt, self.loop.registry, place)
+            if rebuilt.open_step is not None and self.answers is not None:
+                self.loop.history.add_answers(await self.answers.find(rebuilt.open_step, place, cancelled))
+        ended = rebuilt.ended
+        if self.loop.history.is_answered and not continued.message and (ended is None or ended.status == "completed"):
+            # Its last owner did not come to say so.
+            return Ending("completed", "done", rebuilt.text)
+        words = continued.words(place)
+        if words:
+            self.loop.history.add_user(words, "user" if continued.message else "sandhog")
+        return None

@@ -1,0 +1,65 @@
+"""Hand one session's events on: loop → **emitting** → transcript, timeline, service."""
+
+import logging
+from collections.abc import Iterable
+
+from coordinator.errors import TranscriptError
+from coordinator.session.events import Event, EventSink
+from coordinator.session.transcript import Transcript
+
+log = logging.getLogger(__name__)
+
+
+class Emitter:
+    """Keeps each event in the transcript, then shows it to the sinks.
+
+    Args:
+        transcript: Takes every event until it cannot.
+        sinks: Whoever watches; one that fails is left out from then on.
+    """
+
+    def __init__(self, transcript: Transcript, sinks: Iterable[EventSink]) -> None:
+        self.transcript = transcript
+        self._sinks = list(sinks)
+        self._is_torn = False
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event on.
+
+        Raises:
+            TranscriptError: it cannot be kept; said once, for the session ends by it.
+        """
+        fault: TranscriptError | None = None
+        if not self._is_torn:
+            try:
+                self.transcript(event)
+            except TranscriptError as exc:
+                self._is_torn, fault = True, exc
+        self.show(event)
+        if fault is not None:
+            raise fault
+
+    def show(self, event: Event) -> None:
+        """Hand an event to those who watch, and keep it nowhere."""
+        for sink in tuple(self._sinks):
+            try:
+                sink(event)
+            except (OSError, ValueError) as exc:
+                # Such as a terminal or a pipe that was closed: the work does not depend on who watches it.
+                log.warning("events are shown no more", extra={"error": str(exc)})
+                self._sinks.remove(sink)
+
+    def all(self, events: Iterable[Event]) -> None:
+        """Hand several events on, each of them, whatever becomes of those before it.
+
+        Raises:
+            TranscriptError: one cannot be kept.
+        """
+        fault: TranscriptError | None = None
+        for event in events:
+            try:
+                self(event)
+            except TranscriptError as exc:
+                fault = exc
+        if fault is not None:
+            raise fault

@@ -1,0 +1,202 @@
+"""One session's place: a node is found for it, its box stands, and in the end both are given back.
+
+A session that goes on with a new owner asks for the node that has its box, and waits for it while it may come back.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from redis.exceptions import RedisError
+
+from coordinator.cluster.parts import Cluster
+from coordinator.cluster.patience import CANCELLED_S, patiently
+from coordinator.cluster.seat import Seat
+from coordinator.errors import LostSession, NoBox, RedisLost
+from coordinator.session.events import EventSink, SessionPlaced
+from coordinator.session.loop import Ending
+from coordinator.session.request import SessionRequest
+from coordinator.session.step import StepRunner
+from worker.contract import keys
+from worker.contract.checks import Check
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+SEAT_REDIS_S = 60.0
+"""How long a session that has not begun waits for Redis."""
+SEEN_FILE = "seen.json"
+"""In the session's directory, for its owner only: its read metadata, while nobody has the session."""
+
+
+class SessionPlace:
+    """Where one session runs, from its opening in Redis to its end there.
+
+    Args:
+        request: What the session was asked for.
+        cluster: Where.
+        session_id: Its id.
+        session_dir: Its directory.
+        generation: The generation in which it is ours; 0 for a new session, which is opened first.
+        home: The node that had its box before; None for a session that had none.
+        tools: The tools that it may use; None is all.
+        emit: Is told where it is.
+        on_lost: Called when another coordinator has it.
+    """
+
+    def __init__(
+        self,
+        request: SessionRequest,
+        *,
+        cluster: Cluster,
+        session_id: str,
+        session_dir: Path,
+        generation: int = 0,
+        home: str | None = None,
+        tools: frozenset[str] | None,
+        emit: EventSink,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._cluster = cluster
+        self._session = session_id
+        self._session_dir = session_dir
+        self._is_open = generation > 0
+        self._generation = generation or 1
+        self._home = home
+        self._tools = tools
+        self._emit = emit
+        self._on_lost = on_lost
+        self._node: NodeLife | None = None
+
+    @property
+    def box(self) -> BoxOrder:
+        """The order for its box."""
+        request = self._request
+        return BoxOrder(
+            session=self._session,
+            generation=self._generation,
+            session_dir=str(self._session_dir),
+            image=request.image,
+            workspace=str(request.workspace.directory),
+            workspace_mode=request.workspace.mode,
+            as_root=request.workspace.as_root,
+            profile=request.profile,
+            extras=request.box.extras,
+            source=request.source,
+        )
+
+    async def take(self) -> Seat:
+        """Return the session's seat with its box standing.
+
+        Raises:
+            NoBox: it cannot be had.
+            LostSession: another coordinator has the session.
+            TranscriptError: where it is cannot be kept.
+        """
+        request, placement = self._request, self._cluster.placement
+        await self._open()
+        self._node = node = await placement.place(self._session, self._home)
+        await self._move_to(node)
+        await placement.prepare(self.box, node)
+        run_id = await self._ask(self._cluster.store.run_id)
+        self._emit(SessionPlaced(node=node.node, incarnation=node.incarnation, run_id=run_id))
+        return Seat(
+            self.box,
+            node,
+            request.workspace.policy,
+            request.principal,
+            rules=request.rules,
+            is_read_only=request.is_read_only,
+            tools=self._tools,
+            attributes=request.attributes,
+        )
+
+    async def leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
+        """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy."""
+        placement, store = self._cluster.placement, self._cluster.store
+        away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
+        finished, node = FinishOutcome(session=self._session), self._node
+        is_done = ending.status == "completed"
+        if node is not None:
+            finished = await placement.finish(
+                self.box,
+                node,
+                apply=self._request.apply and is_done,
+                check=self._check(ending),
+                keep_workspace=not is_done,
+                away_s=away_s,
+            )
+        if not is_done:
+            await self._keep_seen()
+        await self._cluster.ownership.disown(self._session)
+        if await placement.withdraw(self._session, node.node if node else None, away_s=away_s):
+            try:
+                await store.withdraw_grants(self._session, steps.granted)
+                await store.forget_calls(steps.keys)
+            except RedisError as exc:
+                log.info("claims are left to expire", extra={"session_id": self._session, "error": str(exc)})
+        return finished
+
+    async def _open(self) -> None:
+        """Make the session ours in Redis, and give it back what it had seen.
+
+        Raises:
+            NoBox: Redis cannot be asked.
+            LostSession: another coordinator has it.
+        """
+        store, ownership = self._cluster.store, self._cluster.ownership
+        if not self._is_open:
+            await self._ask(partial(store.open_session, self._session, 1, ownership.coordinator))
+        ownership.own(self._session, self._generation, is_adoptable=self._request.is_adoptable, on_lost=self._on_lost)
+        if not await self._ask(partial(ownership.note, self._session)):
+            raise LostSession(f"session {self._session} was taken over by another coordinator")
+        kept = self._session_dir / SEEN_FILE
+        if kept.exists():
+            await self._ask(partial(store.restore_seen_files, self._session, json.loads(kept.read_bytes())))
+            kept.unlink()
+
+    async def _move_to(self, node: NodeLife) -> None:
+        """Say that the box is there from now on; a node that had it before need not keep its place."""
+        store = self._cluster.store
+        await self._ask(partial(store.seat_session, self._session, node.node))
+        if self._home is not None and self._home != node.node:
+            await self._ask(partial(store.give_place, self._home, self._session))
+
+    async def _keep_seen(self) -> None:
+        """Keep the read metadata with the session: without it, files must be read again before they are changed."""
+        try:
+            records = await self._cluster.store.seen_files(self._session)
+            if records:
+                path = self._session_dir / SEEN_FILE
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(records, file)
+        except (RedisError, OSError) as exc:
+            log.info("read metadata is not kept", extra={"session_id": self._session, "error": str(exc)})
+
+    def _check(self, ending: Ending) -> Check | None:
+        """Return what judges the session's work, its files laid out; None where there is nothing to judge."""
+        check = self._request.check
+        if check is None or ending.status not in ("completed", "stopped"):
+            return None
+        try:
+            check.lay_out(self._session_dir)
+        except OSError as exc:
+            # The node says of a check whose files are missing that it was not run.
+            log.warning("a check's files are missing", extra={"session_id": self._session, "error": str(exc)})
+        return check.order
+
+    async def _ask(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        # A session that is cancelled cancels this task: nothing here waits for its flag.
+        try:
+            return await patiently(ask, asyncio.Event(), SEAT_REDIS_S)
+        except RedisLost as exc:
+            raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc

@@ -1,0 +1,74 @@
+"""What is asked of a session: flags, batch rows, API bodies → **request** → runner."""
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
+from coordinator.session.approvals import DEADLINE_S
+from coordinator.session.bounds import BUDGETS, Budgets
+from coordinator.session.box_options import BoxOptions
+from coordinator.session.ceilings import NO_CEILING, Ceiling
+from coordinator.session.checks import CheckOptions
+from coordinator.session.limits import Limits
+from coordinator.session.model_table import ModelTable
+from coordinator.session.subagents import DEPTH
+from coordinator.session.workspace_choice import Chosen
+from tools.rules import Rules
+from worker.contract.orders import DEFAULT_PROFILE
+from worker.contract.sources import Source
+
+LOCAL = "local"
+"""Principal of sessions that a command line starts."""
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """What is asked of a session."""
+
+    prompt: str
+    workspace: Chosen
+    image: str
+    limits: Limits = field(default_factory=Limits)
+    apply: bool = False
+    """Put the changes of a private copy into the directory at the end, if the session completed."""
+    box: BoxOptions = field(default_factory=BoxOptions)
+    """What the box has beyond image and workspace."""
+    principal: str = LOCAL
+    is_adoptable: bool = False
+    """Another coordinator goes on with the session by itself when this one dies."""
+    ceiling: Ceiling = NO_CEILING
+    """The most that the principal's sessions may have."""
+    rules: Rules | None = None
+    """The user's own rules; None if there are none."""
+    is_read_only: bool = False
+    """Only what certainly reads runs."""
+    approval_s: float = DEADLINE_S
+    """How long a human's answer is waited for."""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    """What else is known of the principal; told to own tools."""
+    profile: str = DEFAULT_PROFILE
+    """Name of the box's limits and boundaries."""
+    budgets: Budgets = BUDGETS
+    models: ModelTable = field(default_factory=ModelTable)
+    """What is known of models."""
+    parameters: ModelParameters = DEFAULT_PARAMETERS
+    """How the model is asked."""
+    source: Source | None = None
+    """What the node makes the private copy of, in place of the workspace's directory."""
+    task_depth: int = DEPTH
+    """How deep sub-agents may go; 0 for none at all."""
+    check: CheckOptions | None = None
+    """Judges the workspace at the end, unless the session failed or was cancelled."""
+
+    @property
+    def origin(self) -> str:
+        """What the workspace was made from, for people."""
+        return self.source.shown if self.source else os.fspath(self.workspace.directory)
+
+
+def new_session_id() -> str:
+    """Return an id that sorts by time: `20300131-120000-1a2b3c4d`."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:8]}"
