@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     """Text of one result that the model is shown; what is longer is cut to its head and tail."""
     step_bytes: int = Field(default=BUDGETS.step_bytes, ge=10_000, le=10_000_000)
     """Text of all results of one step together."""
+    task_depth: int = Field(default=1, ge=0, le=4)
+    """How deep sub-agents may go: with 1 a session has some and they have none; see docs/sub-agents.md."""
     tools: str = ""
     """Files and directories of own tools, with `:` between them; `--tools` adds to them."""
     strict_tools: bool = False

@@ -20,6 +20,9 @@ from coordinator.session.events import (
     BoxReplaced,
     CallFinished,
     CallStarted,
+    ChildEnded,
+    ChildEvent,
+    ChildStarted,
     CutInfo,
     Event,
     ModelReplied,
@@ -330,3 +333,39 @@ def test_durations_read_well(seconds: float, words: str) -> None:
 @pytest.mark.parametrize(("size_bytes", "words"), [(512, "512 B"), (51_200, "50.0 KB"), (1_300_000, "1.2 MB")])
 def test_sizes_read_well(size_bytes: int, words: str) -> None:
     assert wording.size(size_bytes) == words
+
+
+def test_what_sub_agents_do_stands_indented_under_their_names() -> None:
+    stream = io.StringIO()
+    timeline = Timeline(stream, is_live=False)
+
+    def did(child: str, event: Event) -> ChildEvent:
+        return ChildEvent(step=1, index=0, child=child, description=f"task {child}\x1b[31m", event=event)
+
+    def call(tool: str) -> CallFinished:
+        return CallFinished(step=1, index=0, call_id="c", tool=tool, summary="x", status="success", answer="{}")
+
+    begun = ChildStarted(step=1, index=0, child="a", description="task a", profile="explore", transcript="t")
+    ended = ChildEnded(
+        step=1, index=0, child="a", description="task a", status="stopped", stop_reason="limit: steps", steps=2,
+        calls=3, usage=Usage(10, 2, 12), transcript="t",
+    )  # fmt: skip
+    quiet = [did("a", TextDelta(step=1, text="never shown")), did("a", REPLIED), did("a", STARTED)]
+    events = [begun, *quiet, did("a", call("Read")), did("a", call("Grep")), did("b", call("Glob"))]
+    for event in [*events, did("b", did("c", call("Write"))), did("a", Notice(level="warning", text="odd")), ended]:
+        timeline(event)
+
+    lines = stream.getvalue().splitlines()
+    assert [line[:16].rstrip() for line in lines] == [
+        "  ┆ ▸ explore: t",
+        "  ┆ task a␛[31m:",
+        "  ┆   ✓ Read x",
+        "  ┆   ✓ Grep x",
+        "  ┆ task b␛[31m:",
+        "  ┆   ✓ Glob x",
+        "  ┆   ┆   ✓ Writ",
+        "  ┆ task a␛[31m:",
+        "  ┆   ! odd",
+        "  ┆ ◂ task a · s",
+    ], lines
+    assert "stopped: limit: steps · 2 steps · 3 calls · 12 tokens" in lines[-1]

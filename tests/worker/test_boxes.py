@@ -189,6 +189,18 @@ def test_a_session_that_had_a_box_never_gets_a_warm_one_and_keeps_its_user(
     assert boxes.take_note("s", "s") == ""
 
 
+def test_of_a_lost_box_hears_each_conversation_that_had_it_once(make: Make, order: MakeOrder) -> None:
+    boxes = make(PoolSettings())
+    warm = boxes.box_for(order())
+    assert [boxes.take_note("s", of) for of in ("s", "s.1-1-0")] == ["", ""]
+    kill(warm)
+    boxes.box_for(order())
+
+    heard = [boxes.take_note("s", of) for of in ("s.1-1-0", "s.1-1-1", "s", "s.1-1-0", "s")]
+
+    assert ["lost" in note for note in heard] == [True, False, True, False, False]
+
+
 def test_a_bound_directory_never_gets_a_warm_box(make: Make, order: MakeOrder, until: Until) -> None:
     boxes = make(PoolSettings(min_idle=1, least_wants=1))
     boxes.box_for(order("other"))

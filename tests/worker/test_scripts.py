@@ -57,6 +57,27 @@ class TestClaim:
         assert claim(session, token="t1") == "granted"
         assert claim(session, token="t1") == "granted"
 
+    def test_of_a_sub_agent_only_while_the_session_above_it_is_the_same_and_goes_on(self, session: redis.Redis) -> None:
+        child = CallKey(session="s1.2-3-0", generation=1, step=1, index=0)
+        script = session.register_script(scripts.OPEN_SESSION)
+        assert script(keys=[keys.session(child.session)], args=[1, TTL_S]) == 1
+
+        def claim_in(index: int, box_generation: int = 2) -> str:
+            names = [keys.claim(f"{child}/{index}"), keys.session(child.session), keys.session("s1")]
+            arguments = ["t", child.generation, child.step, TTL_S, box_generation]
+            answer = session.register_script(scripts.CLAIM)(keys=names, args=arguments)
+            assert isinstance(answer, bytes)
+            return answer.decode()
+
+        assert claim_in(1) == "granted"
+        assert claim_in(2, box_generation=1) == "stale_generation"
+        session.hset(keys.session("s1"), "cancelled", "1")
+        assert claim_in(3) == "cancelled"
+        assert open_session(session) == 3
+        assert claim_in(4) == "stale_generation"
+        session.delete(keys.session("s1"))
+        assert claim_in(5) == "granted"
+
     def test_of_eight_at_once_one_gets_it(self, session: redis.Redis) -> None:
         start = threading.Barrier(8)
 
