@@ -33,7 +33,7 @@ def bash(command: str, **more: int) -> ScriptedCall:
 
 
 def is_child(messages: list[dict[str, Any]]) -> bool:
-    return RULES in messages[0]["content"]
+    return RULES in str(messages[0]["content"])
 
 
 def playing(own: list[Turn], **children: list[Turn]) -> Callable[[list[dict[str, Any]]], Turn]:
@@ -42,9 +42,13 @@ def playing(own: list[Turn], **children: list[Turn]) -> Callable[[list[dict[str,
     def turn(messages: list[dict[str, Any]]) -> Turn:
         validate(messages, for_request=True)
         turns = children[messages[1]["content"]] if is_child(messages) else own
-        return turns[sum(message["role"] == "assistant" for message in messages)]
+        return turns[replies(messages)]
 
     return turn
+
+
+def replies(messages: list[dict[str, Any]]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
 
 
 def contents(played: Any) -> list[dict[str, Any]]:
@@ -198,7 +202,7 @@ async def test_a_sub_agent_that_comes_to_nothing_is_an_answer_too(stage: Any) ->
                 Turn(calls=(task("broken"), task("endless"), task("mute"))),
                 Turn("I go on"),
             ]
-            return own[sum(message["role"] == "assistant" for message in messages)]
+            return own[replies(messages)]
         match messages[1]["content"]:
             case "broken":
                 return Turn(status=400, error="no such thing")

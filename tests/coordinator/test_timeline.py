@@ -350,9 +350,10 @@ def test_what_sub_agents_do_stands_indented_under_their_names() -> None:
         step=1, index=0, child="a", description="task a", status="stopped", stop_reason="limit: steps", steps=2,
         calls=3, usage=Usage(10, 2, 12), transcript="t",
     )  # fmt: skip
-    quiet = [did("a", TextDelta(step=1, text="never shown")), did("a", REPLIED), did("a", STARTED)]
-    events = [begun, *quiet, did("a", call("Read")), did("a", call("Grep")), did("b", call("Glob"))]
-    for event in [*events, did("b", did("c", call("Write"))), did("a", Notice(level="warning", text="odd")), ended]:
+    quiet: list[Event] = [did("a", TextDelta(step=1, text="never shown")), did("a", REPLIED), did("a", STARTED)]
+    events: list[Event] = [begun, *quiet, did("a", call("Read")), did("a", call("Grep")), did("b", call("Glob"))]
+    events += [did("b", did("c", call("Write"))), did("a", Notice(level="warning", text="odd")), ended]
+    for event in events:
         timeline(event)
 
     lines = stream.getvalue().splitlines()

@@ -64,7 +64,7 @@ class TestClaim:
 
         def claim_in(index: int, box_generation: int = 2) -> str:
             names = [keys.claim(f"{child}/{index}"), keys.session(child.session), keys.session("s1")]
-            arguments = ["t", child.generation, child.step, TTL_S, box_generation]
+            arguments: list[str | int] = ["t", child.generation, child.step, TTL_S, box_generation]
             answer = session.register_script(scripts.CLAIM)(keys=names, args=arguments)
             assert isinstance(answer, bytes)
             return answer.decode()
