@@ -1,7 +1,9 @@
 """Ending tasks for certain."""
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
 
 AGAIN_S = 0.05
 
@@ -19,6 +21,18 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
     # Each exception is looked at, so that none is reported as never retrieved.
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first(work: "asyncio.Task[_T]", stop: asyncio.Event) -> _T | None:
+    """Return the task's result, or None once stopped; the task has ended then, as when the caller is cancelled."""
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return work.result() if work.done() else None
+    finally:
+        stopped.cancel()
+        if not work.done():
+            await end(work)
 
 
 async def set_with(event: asyncio.Event, *others: asyncio.Event) -> None:

@@ -43,6 +43,7 @@ from coordinator.session.events import (
     SystemWritten,
     TextDelta,
     TodosWritten,
+    TokensSpent,
     ToolsShown,
     TurnEnded,
     UserMessage,
@@ -128,7 +129,7 @@ class Timeline:
                 self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
             case ContextCompacted():
                 self._show.lines([wording.context_compacted(event)])
-            case SystemWritten():
+            case SystemWritten() | TokensSpent():
                 pass  # for readers of the transcript
             case LimitsChanged():
                 self._show.lines([wording.limits_changed(event)])

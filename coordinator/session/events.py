@@ -126,6 +126,18 @@ class ContextCompacted(_Event):
     """The model wrote the summary; else it is a list of its calls."""
 
 
+class TokensSpent(_Event):
+    """A request that gave no reply of the conversation, and what it cost all the same."""
+
+    type: Literal["tokens_spent"] = "tokens_spent"
+    step: int
+    """The step it belongs to."""
+    usage: Usage
+    """What it cost."""
+    on: Literal["retry", "summary"]
+    """A try that failed after something had come, or a summary of older steps."""
+
+
 class LimitsChanged(_Event):
     """What the session may use was changed while it ran."""
 
@@ -162,6 +174,8 @@ class SessionPlaced(_Event):
     """That life of it."""
     run_id: str
     """The life of Redis in which its calls are claimed."""
+    bounds: dict[str, str] = {}
+    """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
 
 
 class ToolsShown(_Event):
@@ -500,6 +514,7 @@ Event = (
     SessionStarted
     | SystemWritten
     | ContextCompacted
+    | TokensSpent
     | LimitsChanged
     | SessionResumed
     | SessionPlaced

