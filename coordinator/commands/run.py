@@ -73,6 +73,7 @@ def run(
     own = own_tools([*settings.tool_paths, *(tools or ())])
     request = SessionRequest(
         prompt=_prompt(prompt),
+        tool_paths=tuple(os.fspath(path.absolute()) for path in tools or ()),
         workspace=chosen,
         image=image or settings.image,
         profile=profile or settings.profile,

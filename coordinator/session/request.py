@@ -56,6 +56,8 @@ class SessionRequest:
     """What is known of models."""
     parameters: ModelParameters = DEFAULT_PARAMETERS
     """How the model is asked."""
+    tool_paths: tuple[str, ...] = ()
+    """Files of own tools that a command line named for it."""
     source: Source | None = None
     """What the node makes the private copy of, in place of the workspace's directory."""
     task_depth: int = DEPTH

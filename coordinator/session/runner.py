@@ -25,9 +25,11 @@ from coordinator.session.limits import LiveLimits
 from coordinator.session.loop import Ending, SessionLoop, first
 from coordinator.session.place import SessionPlace
 from coordinator.session.prompt import PromptFacts, system_prompt
+from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest, new_session_id
 from coordinator.session.reserve import Reserve
 from coordinator.session.result import SessionResult, notes_of, read_patch
+from coordinator.session.saved import save_session
 from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
 from coordinator.session.subagents import Account, Lent, SubAgents, Talk, without_tasks
@@ -91,11 +93,11 @@ class SessionRunner:
         self.spend, self.clock = Spend(facts), WallClock()
         reserve = Reserve(cluster.state_dir)
         reserve.hold()
+        self._secrets = [*secrets, *request.box.env.values(), *request.parameters.secrets]
         if continued is None:
             self._make_session_dir()
         else:
             self._count(continued)
-        self._secrets = [*secrets, *request.box.env.values()]
         self._new_transcript = partial(Transcript.create, secrets=self._secrets, reserve=reserve)
         generation = continued.generation if continued else 1
         self._emit = Emitter(self._new_transcript(self.session_dir, self.session_id, generation), [self.clock, *sinks])
@@ -278,6 +280,8 @@ class SessionRunner:
             self.session_dir.mkdir(parents=True, exist_ok=True)
             (self.session_dir / "spill").mkdir(mode=0o755)
             self._request.box.lay_out(self.session_dir)
+            redactor = Redactor(self._secrets)
+            save_session(self.session_dir, self.session_id, self._request, self._model.settings, redactor)
         except OSError as exc:
             words = f"{self.session_dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root."
             raise TranscriptError(words) from exc
