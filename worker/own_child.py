@@ -8,6 +8,7 @@ processes.
 import ctypes
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ from worker.own_wire import AskBox, BoxSaid, Failed, Job, Ready, Result, line, o
 
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
+MIB = 1024 * 1024
 
 
 class _Node:
@@ -116,6 +118,9 @@ def _run(job: Job, node: _Node) -> Result | Failed:
         result = checked(_invoke(tool, arguments, job, node), tool.name)
     except ToolFailure as exc:
         return Failed(code=exc.code, message=exc.message)
+    except MemoryError:
+        words = f"{tool.name} needs more memory than the {job.limits.memory_bytes // MIB} MiB that a call may have"
+        return Failed(code=ErrorCode.LIMIT_REACHED, message=f"{words}; give it less to do at once.")
     except BaseException as exc:
         # The outermost edge of this process: whatever a tool raises, the node gets one answer.
         traceback.print_exc()
@@ -162,8 +167,12 @@ def _give_up_rights(job: Job) -> None:
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         # When memory runs out, a tool goes before the node and its boxes.
         file.write("1000")
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_AS, job.limits.memory_bytes)
     if job.has_own_user:
         uid = own_uid(os.getpid())
+        # Counted by user: without one of its own, the call would be held to what all of the node's run.
+        _limit(resource.RLIMIT_NPROC, job.limits.processes)
         os.chown(job.home, uid, uid)
         hold_import_paths()
         _become(uid)
@@ -171,6 +180,12 @@ def _give_up_rights(job: Job) -> None:
         _prctl(PR_SET_DUMPABLE)
     _prctl(PR_SET_NO_NEW_PRIVS)
     os.chdir(job.home)
+
+
+def _limit(kind: int, most: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (most, most))
 
 
 def _become(uid: int) -> None:

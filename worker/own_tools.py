@@ -32,7 +32,19 @@ from worker.beneath import remove_tree
 from worker.gates.gate import GateCall
 from worker.own_process import PRINTED_BYTES, ChildBabbled, ChildSilent, OwnProcess
 from worker.own_secrets import Secrets, redacted, redacted_text
-from worker.own_wire import FROM_CHILD, LINE_BYTES, AskBox, BoxSaid, Failed, Job, Ready, Result, line
+from worker.own_wire import (
+    FROM_CHILD,
+    LINE_BYTES,
+    OWN_LIMITS,
+    AskBox,
+    BoxSaid,
+    Failed,
+    Job,
+    OwnLimits,
+    Ready,
+    Result,
+    line,
+)
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +70,19 @@ class _Running:
 class OwnTools:
     """Runs calls of tools that have a process of their own. Thread-safe; one per node."""
 
-    def __init__(self, loaded: LoadedTools, secrets: Secrets, scratch: Path, *, start_s: float = START_S) -> None:
+    def __init__(
+        self,
+        loaded: LoadedTools,
+        secrets: Secrets,
+        scratch: Path,
+        *,
+        limits: OwnLimits = OWN_LIMITS,
+        start_s: float = START_S,
+    ) -> None:
         self._loaded = loaded
         self._secrets = secrets
         self._scratch = scratch
+        self._limits = limits
         self._start_s = start_s
         self._guard = threading.Lock()
         self._running: dict[str, _Running] = {}
@@ -171,6 +192,7 @@ class OwnTools:
             digest=self._loaded.digest,
             home=str(home),
             has_own_user=os.geteuid() == 0,
+            limits=self._limits,
         )
 
     def _converse(self, running: _Running, call: GateCall, job: bytes) -> Result | Failed:

@@ -18,6 +18,18 @@ class _Said(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class OwnLimits(_Said):
+    """What the processes of one call may take."""
+
+    memory_bytes: int = 4096 * 1024 * 1024
+    """Address space of each process."""
+    processes: int = 256
+    """Processes and threads together; holds only where the call has a user of its own."""
+
+
+OWN_LIMITS = OwnLimits()
+
+
 class Job(_Said):
     """What a child runs."""
 
@@ -36,6 +48,7 @@ class Job(_Said):
     """Its private directory, which it gives to its own user."""
     has_own_user: bool
     """Run as the user id that belongs to the child's process id, see `own_uid`."""
+    limits: OwnLimits = OWN_LIMITS
 
 
 class BoxSaid(_Said):

@@ -9,7 +9,8 @@ from sandbox.profiles import Profile
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
 from worker.contract.places import own_tools_dir
-from worker.spill import SpillBounds
+from worker.own_wire import OWN_LIMITS, OwnLimits
+from worker.spill import MIB, SpillBounds
 
 
 class RegistrySettings(BaseModel):
@@ -50,6 +51,10 @@ class NodeSettings(BaseSettings):
     """Files and directories of own tools, with `:` between them; the coordinators need the same."""
     secrets_dir: Path | None = None
     """Secrets of own tools: `<directory>/<principal>/<name>`; readable for this process, not for a box."""
+    own_memory_mib: int = Field(default=OWN_LIMITS.memory_bytes // MIB, ge=256)
+    """Address space that each process of an own tool's call may have."""
+    own_processes: int = Field(default=OWN_LIMITS.processes, ge=8)
+    """Processes and threads that the call of an own tool may have, where the node is root."""
     idle_s: float = Field(default=900.0, ge=1)
     """A session without a call for so long has its box ended and its place given back; its workspace stays."""
     pool_min: int = Field(default=0, ge=0)
@@ -102,6 +107,11 @@ class NodeSettings(BaseSettings):
     def spill_bounds(self) -> SpillBounds:
         """How much output is kept."""
         return SpillBounds(self.spill_call_bytes, self.spill_session_bytes)
+
+    @property
+    def own_limits(self) -> OwnLimits:
+        """What the calls of own tools may take."""
+        return OwnLimits(memory_bytes=self.own_memory_mib * MIB, processes=self.own_processes)
 
     @property
     def tool_paths(self) -> list[str]:

@@ -128,7 +128,7 @@ def _load_tools(settings: NodeSettings) -> LoadedTools:
 
 
 def _own_tools(settings: NodeSettings, loaded: LoadedTools) -> OwnTools:
-    own = OwnTools(loaded, Secrets(settings.secrets_dir), settings.scratch_dir)
+    own = OwnTools(loaded, Secrets(settings.secrets_dir), settings.scratch_dir, limits=settings.own_limits)
     try:
         own.sweep()
     except OSError as exc:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -79,7 +80,27 @@ def leaks(how: str, context: ToolContext) -> ToolResult:
     return ToolResult(status="success", text=f"got {token}", data={token: [token]})
 
 
-@tool(timeout_s=0.6)
+@tool
+def greedy(of: Literal["memory", "processes", "core"]) -> str:
+    """Take more than there is.
+
+    Args:
+        of: What.
+    """
+    if of == "memory":
+        return str(len(bytearray(1024 * 1024 * 1024)))
+    if of == "core":
+        return str(resource.getrlimit(resource.RLIMIT_CORE))
+    children = []
+    try:
+        for _ in range(100):
+            children.append(subprocess.Popen(["sleep", "300"]))
+    except BlockingIOError:
+        return f"refused after {len(children)}"
+    return "never refused"
+
+
+@tool(timeout_s=4)
 def hang(marker: str) -> str:
     """Never return, and leave a process of another session behind.
 

@@ -19,7 +19,7 @@ from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, Workspa
 from worker.gates.gate import GateCall
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
-from worker.own_wire import FIRST_OWN_UID, Job
+from worker.own_wire import FIRST_OWN_UID, Job, OwnLimits
 from worker.spill import SpillFile
 
 FILE = Path(__file__).with_name("own_tools_file.py")
@@ -162,7 +162,7 @@ def test_a_tool_that_never_returns_is_killed_with_all_it_started(run: Run, state
     told = failure(run, "hang", marker=str(marker))
 
     assert told.code is ErrorCode.TIMEOUT
-    assert "0.6 s" in told.message
+    assert "within 4 s" in told.message
     pid, escaped = (int(word) for word in marker.read_text().split())
     assert not is_running(pid)
     if os.geteuid() == 0:
@@ -191,7 +191,7 @@ def test_a_cancelled_call_ends_at_once(
     own.cancel(["s1:1:1:9:1"])
     assert is_running(int(marker.read_text()))
     own.cancel([str(KEY)])
-    thread.join(10)
+    thread.join(60)
 
     assert codes == [ErrorCode.CANCELLED]
     assert not is_running(int(marker.read_text()))
@@ -213,6 +213,25 @@ def test_a_bad_end_is_one_typed_error(run: Run, how: str, words: str) -> None:
 
     assert told.code is ErrorCode.INTERNAL_ERROR
     assert words in told.message
+
+
+def test_a_call_takes_no_more_than_its_limits(
+    loaded: LoadedTools, scratch: Path, make_call: Callable[..., GateCall]
+) -> None:
+    limits = OwnLimits(memory_bytes=1024 * 1024 * 1024, processes=20)
+    own = OwnTools(loaded, Secrets(None), scratch, limits=limits)
+    try:
+        with pytest.raises(ToolFailure) as caught:
+            own.run(make_call("greedy", of="memory"), None)
+        assert caught.value.code is ErrorCode.LIMIT_REACHED
+        assert "more memory than the 1024 MiB that a call may have" in caught.value.message
+        assert own.run(make_call("greedy", of="core"), None).text == "(0, 0)"
+        if os.geteuid() == 0:
+            text = own.run(make_call("greedy", of="processes"), None).text
+            assert text.startswith("refused after 1"), text
+        assert own.run(make_call("greet", name="you"), None).text == "hello you"
+    finally:
+        own.close()
 
 
 def test_a_thread_left_behind_holds_nobody(run: Run) -> None:
