@@ -63,6 +63,8 @@ class EngineSettings:
     min_free_bytes: int = 1024 * MIB
     """What the disks of the engine, the records and the workspace must have free before a box is started."""
     images: ImageSettings = field(default_factory=ImageSettings)
+    on_pull: Callable[[str, str], None] = field(default=lambda image, words: None)
+    """Told every two seconds how far the pull of an image is."""
     egress: EgressSettings = field(default_factory=EgressSettings)
     """How boxes with a way out are served."""
     standing: Callable[[BoxRecord], Standing] = field(default=lambda _: Standing.OURS)
@@ -102,6 +104,7 @@ class DockerEngine:
             lambda silence_s: PullClient(**self._client_options(silence_s)),
             settings.images,
             settings.records_dir / PULLED_IMAGES,
+            settings.on_pull,
             clock=settings.clock,
         )
         self.maker = Maker(

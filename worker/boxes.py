@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
 from worker.files_in import put_files
 from worker.own_disk import OwnDisks
 from worker.places import Places
+from worker.progress import Progress
 from worker.setup import Setup
 from worker.specs import Specs
 from worker.spill import Spills
@@ -97,6 +99,7 @@ class Boxes:
         spills: Spills | None = None,
         disk: DiskWatch | None = None,
         disks: OwnDisks | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
 
@@ -109,6 +112,7 @@ class Boxes:
         self._idle_s = idle_s
         self._disk = disk
         self._disks = disks
+        self._progress = progress
         self._places = places
         self._warm = (
             WarmBoxes(engine, pool, nursery, self.used, disks) if pool is not None and nursery is not None else None
@@ -398,7 +402,8 @@ class Boxes:
             seat.workspace = seat.workspace or self._workspace(order)
             put_files(order, seat.workspace)
             spec = self._specs.spec(order, seat.workspace)
-            return self._engine.start(spec, session=order.session, generation=order.generation)
+            with self._progress.waits(spec.image, order.session) if self._progress else nullcontext():
+                return self._engine.start(spec, session=order.session, generation=order.generation)
         except (WorkspaceRefused, SandboxError) as exc:
             raise BoxUnavailable(str(exc)) from exc
         except OSError as exc:

@@ -21,6 +21,7 @@ from worker.disk import DiskWatch
 from worker.errors import NodeMisconfigured
 from worker.own_disk import IMAGE, OwnDisks
 from worker.places import Places
+from worker.progress import Progress
 from worker.settings import NodeSettings
 from worker.setup import Setup
 from worker.spill import Spills
@@ -49,6 +50,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     Raises:
         NodeMisconfigured: the engine or the volume cannot be used; the message says what to do.
     """
+    progress = Progress(client)
     try:
         settings.own_dir.mkdir(parents=True, exist_ok=True)
         folder = guest_folder.install(settings.state_dir / "guest")
@@ -61,6 +63,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
                 min_free_bytes=settings.min_free_mib * MIB,
                 images=_images(settings),
                 egress=_egress(settings),
+                on_pull=progress.of_image,
                 standing=Owners(client, settings.node),
             )
         )
@@ -71,7 +74,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     disks = OwnDisks(settings.state_dir / "disks", makes=settings.workspace_disks)
     # What a node that was killed left mounted; another one that lives holds its own.
     disks.sweep(image.parent for image in settings.state_dir.glob(f"sessions/*/{IMAGE}"))
-    boxes = _boxes(settings, engine, client, disks)
+    boxes = _boxes(settings, engine, client, disks, progress)
     jobs: dict[str, Callable[[], object]] = {
         "disk": boxes.end_overfull,
         "idle": boxes.end_idle,
@@ -111,18 +114,21 @@ def _images(settings: NodeSettings) -> ImageSettings:
     )
 
 
-def _boxes(settings: NodeSettings, engine: DockerEngine, client: redis.Redis, disks: OwnDisks) -> Boxes:
+def _boxes(
+    settings: NodeSettings, engine: DockerEngine, client: redis.Redis, disks: OwnDisks, progress: Progress
+) -> Boxes:
     most = max(settings.pool_min, settings.pool_max)
     return Boxes(
         engine,
         settings.dead_man_s,
-        setup=Setup(engine),
+        setup=Setup(engine, tell=progress.tell),
         pool=PoolSettings(min_idle=settings.pool_min, max_idle=most, total=settings.places) if most else None,
         nursery=settings.state_dir / "warm" / settings.node,
         idle_s=settings.idle_s,
         profiles=settings.profiles,
         allow_open_network=settings.allow_open_network,
         disks=disks,
+        progress=progress,
         disk=DiskWatch(engine.layer_bytes, engine.machine.data_dir),
         places=Places(client, settings.node, settings.places),
         spills=Spills(settings.spill_bounds),

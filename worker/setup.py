@@ -45,8 +45,10 @@ CLEAN = "rmdir /home/agent 2>/dev/null; true"
 class Setup:
     """Finds or makes the images of this node's sessions. Thread-safe; each image is made once at a time."""
 
-    def __init__(self, engine: DockerEngine) -> None:
+    def __init__(self, engine: DockerEngine, tell: Callable[[str, str], None] = lambda session, words: None) -> None:
+        """`tell` is told a session and how far its image is."""
         self._engine = engine
+        self._tell = tell
         self._guard = threading.Lock()
         self._making: dict[str, threading.Lock] = {}
         self._active: dict[str, Box | None] = {}
@@ -106,6 +108,7 @@ class Setup:
         tag = made_tag(hashlib.sha256(f"build\0{context_digest(context, dockerfile)}".encode()).hexdigest())
         with self._one_at_a_time(tag, order.session, deadline):
             if not self._is_there(tag):
+                self._tell(order.session, f"{dockerfile.name} is being built.")
                 left_s = max(1.0, deadline - time.monotonic())
                 wanted = partial(self._check_wanted, order.session)
                 self._engine.maker.build(context, dockerfile, tag, order.session, left_s, wanted)
@@ -185,6 +188,8 @@ class Setup:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise BoxUnavailable(f"set-up took longer than {order.extras.setup_timeout_s:g} s")
+            if command is not CLEAN:
+                self._tell(order.session, f"Set-up command {number + 1} of {len(order.extras.setup)} runs.")
             mark = CallMark(key=f"setup-{number}", digest="", session="setup", generation=order.generation, step=number)
             request = RunRequest(
                 mark,

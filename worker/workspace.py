@@ -321,7 +321,7 @@ def _locked(session_dir: Path) -> Iterator[None]:
 def release(order: BoxOrder, keep: bool, disks: OwnDisks | None = None) -> None:
     """Remove a private copy and its base, unless they are kept. Idempotent; a bound directory is never touched.
 
-    What is kept lies in `work` afterwards, as files like any others.
+    A disk of its own that is kept is not mounted afterwards; the session mounts it again when it goes on.
 
     Raises:
         OSError: something cannot be removed.
@@ -330,26 +330,14 @@ def release(order: BoxOrder, keep: bool, disks: OwnDisks | None = None) -> None:
     if order.workspace_mode is not WorkspaceMode.COPY or not session_dir.exists():
         return
     if keep:
-        _bring_out(session_dir, disks)
+        if disks is not None:
+            disks.let_go(session_dir)
         return
     # The copy first: without its base, all of it would look added.
     if disks is not None:
         disks.remove(session_dir)
     for name in ("work", "base", "work.part", "base.part"):
         remove_tree(session_dir / name)
-
-
-def _bring_out(session_dir: Path, disks: OwnDisks | None) -> None:
-    """Make plain files of a copy that has a disk of its own."""
-    if disks is None or not (session_dir / IMAGE).exists():
-        return
-    with _locked(session_dir):
-        work = _opened(session_dir, disks)
-        owner, target = work.lstat(), session_dir / "work.part"
-        remove_tree(target)
-        Copier(owner.st_uid, owner.st_gid).copy(work, target)
-        disks.remove(session_dir)
-        target.rename(session_dir / "work")
 
 
 def collect_copy(order: BoxOrder, disks: OwnDisks | None = None) -> None:
@@ -388,7 +376,7 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False, disks: OwnDisk
         failure = str(error)
     try:
         release(order, keep, disks)
-    except (OSError, TooDeep) as error:
+    except OSError as error:
         notes.append(f"The private copy in {session_dir} could not be removed: {error}")
     return FinishOutcome(
         session=order.session,

@@ -41,6 +41,8 @@ TICK_S = 0.5
 PREPARE_S = 1_080.0
 """For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
 FINISH_S = 120.0
+PROGRESS_S = 2.0
+"""Between looks at what a node says of a start that takes long."""
 MOVE_S = 60.0
 """How long a node must have been without a lease before a session leaves it."""
 
@@ -116,21 +118,41 @@ class Placement:
         # Its lease may have lapsed only now: two boxes must not write one workspace.
         return view.is_leased or self._watch.health(home).leaseless_s > MOVE_S
 
-    async def prepare(self, box: BoxOrder, node: NodeLife) -> PrepareOutcome:
-        """Return once the session's box stands.
+    async def prepare(
+        self, box: BoxOrder, node: NodeLife, on_progress: Callable[[str], None] = lambda words: None
+    ) -> PrepareOutcome:
+        """Return once the session's box stands. `on_progress` is told now and then what the node is at.
 
         Raises:
             NoBox: it cannot be started; says why.
         """
         wait_s = PREPARE_S + (box.extras.setup_timeout_s if box.extras.makes_image else 0)
         order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation)
-        asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s)
+        watch = asyncio.create_task(self._tell_progress(box.session, on_progress), name=f"progress {box.session}")
+        try:
+            asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s)
+        finally:
+            watch.cancel()
+            await asyncio.wait({watch})
         outcome = _read(PrepareOutcome, asked)
         if outcome is None:
             raise NoBox(f"The node {node.node} did not say that the box is ready: {_why(asked)}.")
         if outcome.error is not None:
             raise NoBox(outcome.error)
         return outcome
+
+    async def _tell_progress(self, session: str, on_progress: Callable[[str], None]) -> None:
+        told = None
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            try:
+                words = await self._store.progress(session)
+            except RedisError:
+                # Whoever waits for the box waits for Redis too.
+                continue
+            if words is not None and words != told:
+                told = words
+                on_progress(words)
 
     async def finish(
         self,

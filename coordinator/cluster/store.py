@@ -162,6 +162,11 @@ class Store:
         done = await self._begin_step(keys=[keys.session(session)], args=[generation, step, keys.SESSION_TTL_S])
         return bool(int(done))
 
+    async def progress(self, session: str) -> str | None:
+        """Return a node's last words on how far the session's start is; None where there are none."""
+        words = await self._redis.get(keys.progress(session))
+        return None if words is None else _text(words)
+
     async def close_session(self, session: str) -> None:
         """Forget a session that has ended."""
         await self._redis.delete(keys.session(session), keys.seen(session), keys.session_breakers(session))

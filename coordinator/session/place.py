@@ -18,7 +18,7 @@ from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import CANCELLED_S, patiently
 from coordinator.cluster.seat import Seat
 from coordinator.errors import LostSession, NoBox, RedisLost
-from coordinator.session.events import EventSink, SessionPlaced
+from coordinator.session.events import EventSink, Notice, SessionPlaced
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.step import StepRunner
@@ -105,9 +105,11 @@ class SessionPlace:
         await self._open()
         self._node = node = await placement.place(self._session, self._home)
         await self._move_to(node)
-        await placement.prepare(self.box, node)
+        prepared = await placement.prepare(self.box, node, lambda words: self._emit(Notice(text=words)))
         run_id = await self._ask(self._cluster.store.run_id)
-        self._emit(SessionPlaced(node=node.node, incarnation=node.incarnation, run_id=run_id))
+        self._emit(
+            SessionPlaced(node=node.node, incarnation=node.incarnation, run_id=run_id, bounds=dict(prepared.bounds))
+        )
         return Seat(
             self.box,
             node,

@@ -61,14 +61,14 @@ redis_users() {
     hash() { printf '#%s' "$(printf '%s' "$1" | sha256sum | cut -d' ' -f1)"; }
     # The health check asks without a password, and can do nothing else.
     printf 'user default on nopass resetkeys resetchannels -@all +ping\n'
-    printf 'user coordinator on %s resetchannels &* ~sandhog:* ~w.* ~_kombu* ~unacked* ~*.reply.celery.pidbox %s\n' "$(hash "$1")" "$everyday"
+    printf 'user coordinator on %s resetchannels &* ~sandhog:* ~w.* ~_kombu* ~unacked* ~*.celery.pidbox %s\n' "$(hash "$1")" "$everyday"
     # A worker reads a human's yes and uses it up; it cannot write one.
     printf 'user worker on %s resetchannels &* %s' "$(hash "$2")" "$everyday"
     local keys
-    for keys in 'lease:*' 'node:*' nodes 'places:*' 'lanes:*' 'session:*' 'claim:*' 'seen:*' 'path:*' 'breaker:*' 'reply:*' 'w:*'; do
+    for keys in 'lease:*' 'node:*' nodes 'places:*' 'lanes:*' 'session:*' 'progress:*' 'claim:*' 'seen:*' 'path:*' 'breaker:*' 'reply:*' 'w:*'; do
         printf ' ~sandhog:%s' "$keys"
     done
-    printf ' ~w.* ~_kombu* ~unacked* ~*.reply.celery.pidbox (+getdel ~sandhog:grant:*)\n'
+    printf ' ~w.* ~_kombu* ~unacked* ~*.celery.pidbox (+getdel ~sandhog:grant:*)\n'
     printf 'user admin on %s ~* &* +@all\n' "$(hash "$3")"
 }
 

@@ -101,7 +101,7 @@ def test_variables_and_files_reach_the_box_and_values_stay_out_of_all_that_is_ke
 
 def test_set_up_is_done_before_the_model_starts(state_dir: Path, project: Path, host: int) -> None:
     fetch = FETCH.format(url=f"http://localhost:{host}/")
-    commands = ["--setup", f"{fetch} > /usr/local/share/fetched; echo {VALUE} > /dev/null"]
+    commands = ["--setup", f"{fetch} > /usr/local/share/fetched; echo {VALUE} > /dev/null; sleep 5"]
     commands += ["--setup-network", f"localhost:{host}"]
     script = bash("cat /usr/local/share/fetched", fetch)
     arguments = ["run", "go", "--workspace", str(project), "--json", *commands]
@@ -114,6 +114,10 @@ def test_set_up_is_done_before_the_model_starts(state_dir: Path, project: Path, 
         fetched, closed = seen(result)
         assert "outside says hello" in fetched
         assert "says hello" not in closed
+        events = [json.loads(line) for line in Path(result["transcript"]).read_text().splitlines()]
+        assert {"Set-up command 1 of 1 runs."} == {event["text"] for event in events if event["type"] == "notice"}
+        [placed] = [event for event in events if event["type"] == "session_placed"]
+        assert placed["bounds"]["/workspace"].endswith("10 GiB")
         assert leftovers(state_dir) == []
     finally:
         for image in client.images(filters={"label": f"{MADE_BY_LABEL}={result.get('session_id')}"}):

@@ -184,7 +184,7 @@ def test_a_session_fills_its_own_disk_and_its_work_survives_box_and_node(
 
 
 @pytest.mark.docker
-def test_a_warm_boxs_disk_becomes_the_sessions_and_a_kept_copy_plain_files(
+def test_a_warm_boxs_disk_becomes_the_sessions_and_is_kept_for_one_that_goes_on(
     disks: OwnDisks,
     make: Callable[..., Boxes],
     order: Callable[[str], BoxOrder],
@@ -207,8 +207,11 @@ def test_a_warm_boxs_disk_becomes_the_sessions_and_a_kept_copy_plain_files(
 
     ended = boxes.finish(FinishOrder(box=order("warm"), node="n", incarnation="i", keep_workspace=True))
     assert ended.error is None
-    assert (session_dir / "work" / "a.txt").read_text() == "alpha\nbeta\n"
     assert mounts_below(session_dir) == []
+    later = order("warm").model_copy(update={"generation": 2})
+    assert sh(boxes.box_for(later), "cat a.txt").stdout.head == b"alpha\nbeta\n"
+    ended = boxes.finish(FinishOrder(box=later, node="n", incarnation="i"))
+    assert (ended.error, ended.changed) == (None, ["a.txt"])
 
 
 @pytest.mark.docker

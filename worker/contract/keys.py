@@ -21,6 +21,9 @@ PLACE_TTL_S = 86_400
 """A place, counted from when it was taken."""
 REPLY_TTL_S = 86_400
 """A reply stream, counted from its last entry."""
+PROGRESS_TTL_S = 30
+"""A node's words on a session's start, counted from when they were written."""
+PROGRESS_CHARS = 500
 GRANT_TTL_S = 3_600
 """A human's yes that nobody used."""
 
@@ -84,6 +87,11 @@ def lanes(node_name: str) -> str:
 def session(session_id: str) -> str:
     """Return the hash of a session: generation, step, cancelled, node (that has its box), owner (its coordinator)."""
     return f"{PREFIX}session:{session_id}"
+
+
+def progress(session_id: str) -> str:
+    """Return the key of a node's last words on how far a session's start is."""
+    return f"{PREFIX}progress:{session_id}"
 
 
 def claim(call_key: str) -> str:
