@@ -1,0 +1,39 @@
+"""The app: bounds → auth → routes → service."""
+
+from fastapi import FastAPI
+
+from coordinator.api import archives, errors, results, server, sessions
+from coordinator.api.auth import Authenticated
+from coordinator.api.bounds import Bounds
+from coordinator.service.serve_settings import ServeSettings
+from coordinator.service.sessions import Sessions
+from coordinator.service.tokens import Tokens
+
+UPLOAD_PATH = "/v1/archives"
+VERSION = "1"
+
+
+def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings) -> FastAPI:
+    """Return the API over a service. The service is begun and ended by its owner."""
+    app = FastAPI(
+        title="Sandhog",
+        version=VERSION,
+        summary="Run coding agents whose tool calls happen in sealed sandboxes.",
+        # Their pages load scripts from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.sessions = service
+    for part in (sessions, results, archives, server):
+        app.include_router(part.router)
+    errors.install(app)
+    # The one added last is asked first.
+    app.add_middleware(Authenticated, tokens=tokens)
+    app.add_middleware(
+        Bounds,
+        max_bytes=settings.max_body_bytes,
+        max_upload_bytes=settings.max_archive_bytes,
+        upload_path=UPLOAD_PATH,
+    )
+    return app

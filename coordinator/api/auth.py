@@ -1,0 +1,81 @@
+"""Who asks: the request's bearer token → **auth** → principal, before anything of its body is read."""
+
+from typing import Annotated
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPBearer
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.api.errors import error_response
+from coordinator.errors import ConfigError
+from coordinator.service.principals import Principal
+from coordinator.service.refusals import Code, Refused
+from coordinator.service.sessions import on_volume
+from coordinator.service.tokens import Tokens
+
+IN_QUERY = frozenset({"token", "access_token", "api_token", "api_key", "authorization"})
+MAX_TOKEN_BYTES = 1_000
+GUARDED = "/v1"
+"""Every path below it needs a token."""
+
+_bearer = HTTPBearer(auto_error=False, description="A token made by `sandhog token create`.")
+
+
+class Authenticated:
+    """Lets nobody without a token through to the API.
+
+    Args:
+        app: The API.
+        tokens: Whose tokens count.
+    """
+
+    def __init__(self, app: ASGIApp, *, tokens: Tokens) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        path = scope.get("path", "")
+        if scope["type"] == "http" and (path == GUARDED or path.startswith(f"{GUARDED}/")):
+            try:
+                scope.setdefault("state", {})["principal"] = await self._principal(scope)
+            except Refused as refused:
+                await error_response(refused)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _principal(self, scope: Scope) -> Principal:
+        """Return whose token the request carries.
+
+        Raises:
+            Refused: it carries none that is anybody's.
+        """
+        names = {name.lower() for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)}
+        if names & IN_QUERY:
+            # Addresses are written to logs and histories.
+            fix = "Send `Authorization: Bearer TOKEN`."
+            raise Refused(Code.INVALID, "A token does not belong into the address.", fix)
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        token = token.strip()
+        if scheme.lower() != b"bearer" or not 0 < len(token) <= MAX_TOKEN_BYTES:
+            fix = "Send `Authorization: Bearer TOKEN`."
+            raise Refused(Code.UNAUTHENTICATED, "The request has no bearer token.", fix)
+        try:
+            principal = await on_volume(self._tokens.authenticate, token.decode("latin-1"))
+        except ConfigError as exc:
+            raise Refused(Code.UNAVAILABLE, "The server cannot read who may use it.", retry_after_s=10) from exc
+        if principal is None:
+            fix = "`sandhog token create NAME` makes one; one that was revoked stays so."
+            raise Refused(Code.UNAUTHENTICATED, "The token is nobody's.", fix)
+        return principal
+
+
+async def _asker(request: Request, declared: Annotated[object, Depends(_bearer)]) -> Principal:
+    principal: Principal = request.state.principal
+    return principal
+
+
+Asker = Annotated[Principal, Depends(_asker)]
+"""The principal that a request acts for; `Authenticated` has proven it."""

@@ -1,0 +1,142 @@
+"""Routes that make, find, watch and end sessions."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from coordinator.api.asked import Named, Service
+from coordinator.api.auth import Asker
+from coordinator.api.errors import ErrorBody
+from coordinator.api.sse import stream
+from coordinator.service.facts import Status
+from coordinator.service.journal import BEGINNING, EventId
+from coordinator.service.refusals import Code, Refused
+from coordinator.service.sessions import Filter
+from coordinator.service.views import SessionView
+from coordinator.service.wanted import IdempotencyKey, NewSession
+
+MAX_WAIT_S = 300.0
+MAX_PAGE = 500
+
+router = APIRouter(
+    prefix="/v1/sessions",
+    tags=["sessions"],
+    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 413, 422, 429, 503)},
+)
+
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for its end.")]
+
+
+class Created(SessionView):
+    """A session that was made, or found again by its key."""
+
+    webhook_secret: str | None = None
+    """Signs what the webhook is sent; told this once."""
+
+
+class Page(BaseModel):
+    """Some sessions, the newest first."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    sessions: list[SessionView]
+    next: str | None
+    """Give it as `after` to get the next page; null on the last one."""
+
+
+@router.post("", status_code=201, response_model=Created)
+async def create(
+    wanted: NewSession,
+    service: Service,
+    asker: Asker,
+    response: Response,
+    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+) -> Created:
+    """Make a session; it is answered at once, and begins when its turn comes.
+
+    The same idempotency key with the same body is the same session (200 instead of 201); with another body it is 409.
+    """
+    if idempotency_key is not None:
+        if wanted.idempotency_key not in (None, idempotency_key):
+            raise Refused(Code.INVALID, "The header and the body have different idempotency keys.", "Send one.")
+        wanted = wanted.model_copy(update={"idempotency_key": idempotency_key})
+    entry, is_new = await service.create(wanted, asker)
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/sessions/{entry.session_id}"
+    webhook = entry.record.webhook
+    secret = webhook.secret if webhook is not None and is_new else None
+    return Created(**service.view(entry).model_dump(), webhook_secret=secret)
+
+
+@router.get("", response_model=Page)
+async def find(
+    service: Service,
+    asker: Asker,
+    status: Annotated[list[Status] | None, Query(description="One of these; may be repeated.")] = None,
+    label: Annotated[list[str] | None, Query(description="`key=value`; all of them; may be repeated.")] = None,
+    principal: Annotated[str | None, Query(description="Whose; `*` is everybody's. For operators.")] = None,
+    since: Annotated[datetime | None, Query(description="Created then or later.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
+    after: Annotated[str | None, Query(max_length=100, description="`next` of the page before.")] = None,
+) -> Page:
+    """List your sessions, the newest first."""
+    labels = dict(_label(text) for text in label or [])
+    moment = since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since
+    wanted = Filter(frozenset(status) if status else None, labels, principal, moment)
+    found, following = await service.list(asker, wanted, limit=limit, after=after)
+    return Page(sessions=[service.view(entry) for entry in found], next=following)
+
+
+@router.get("/{session_id}", response_model=SessionView)
+async def show(entry: Named, service: Service, wait: Wait = 0.0) -> SessionView:
+    """Show a session; with `wait`, once it has ended or the time is over."""
+    if wait:
+        await service.wait(entry, wait)
+    return service.view(entry)
+
+
+@router.get(
+    "/{session_id}/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."},
+        204: {"description": "The session has ended, and you have all of it."},
+    },
+)
+async def events(
+    entry: Named,
+    service: Service,
+    last_event_id: Annotated[str | None, Header(description="Go on behind this event.")] = None,
+    after: Annotated[str | None, Query(description="The same, for those that cannot set a header.")] = None,
+) -> Response:
+    """Stream a session's events, from the first or from any one on; the stream ends with the session.
+
+    Kept events carry an id; pieces of the model's text, which come before its whole reply, carry none.
+    """
+    given = last_event_id or after
+    try:
+        start = EventId.parse(given) if given else BEGINNING
+    except ValueError as exc:
+        raise Refused(Code.INVALID, f"Last-Event-ID: {exc}.") from exc
+    if given and await service.has_read_all(entry, start):
+        # Source: HTML Living Standard, 9.2.3: 204 tells an EventSource not to connect again.
+        return Response(status_code=204)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(stream(service, entry, start), media_type="text/event-stream", headers=headers)
+
+
+@router.post("/{session_id}/cancel", status_code=202, response_model=SessionView)
+async def cancel(entry: Named, service: Service) -> SessionView:
+    """End a session, once each of its calls has its answer. One that has ended stays as it is."""
+    await service.cancel(entry)
+    return service.view(entry)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise Refused(Code.INVALID, "label: it must be key=value.")
+    return key, value

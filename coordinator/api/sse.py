@@ -1,0 +1,39 @@
+"""A session's events as a stream that can be taken up again: sessions → **sse** → HTTP.
+
+Source: HTML Living Standard, 9.2 Server-sent events.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+from coordinator.service.entries import Entry
+from coordinator.service.journal import EventId, Line
+from coordinator.service.sessions import Sessions
+
+KEEP_ALIVE_S = 15.0
+"""Proxies cut connections on which nothing comes; a comment is something."""
+
+
+async def stream(sessions: Sessions, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
+    """Yield the stream: kept events carry an id, pieces of text none."""
+    clock = asyncio.get_running_loop().time
+    sent_at = clock()
+    # Said at once, so that the client knows that it is connected.
+    yield b": connected\n\n"
+    async for item in sessions.events(entry, after):
+        if isinstance(item, Line):
+            yield _message(item.type, json.dumps(item.fields, separators=(",", ":")), str(item.id))
+        elif item is not None:
+            yield _message(item.type, item.model_dump_json())
+        elif clock() - sent_at < KEEP_ALIVE_S:
+            continue
+        else:
+            yield b": still there\n\n"
+        sent_at = clock()
+
+
+def _message(kind: str, data: str, event_id: str | None = None) -> bytes:
+    """Return one message; JSON has no newline, so that data is one line."""
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}event: {kind}\ndata: {data}\n\n".encode("utf-8", "replace")

@@ -1,0 +1,171 @@
+"""Runs the server: settings → cluster → sessions → app → uvicorn, and all of it to its end."""
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvicorn
+
+from coordinator.api.app import create_app
+from coordinator.commands.explain import rules_of
+from coordinator.commands.one_session import own_tools
+from coordinator.commands.own_cluster import Signals, looked_after, redis_of
+from coordinator.ending import end
+from coordinator.endpoint.model import ModelSettings
+from coordinator.endpoint.model_choice import choose_model
+from coordinator.errors import ConfigError
+from coordinator.service.admission import Admission
+from coordinator.service.archives import Archives
+from coordinator.service.models import Models
+from coordinator.service.serve_settings import ServeSettings, read_serve_settings
+from coordinator.service.sessions import Sessions
+from coordinator.service.tokens import Tokens
+from coordinator.session.model_table import read_model_table
+from coordinator.session.request import LOCAL
+from coordinator.settings import Settings, read_settings
+from coordinator.wiring import open_cluster
+
+CLOSE_S = 5
+"""How long open connections may still take once nothing runs any more."""
+KEEP_ALIVE_S = 30
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What the command line says."""
+
+    host: str
+    port: int
+    tools: tuple[Path, ...] = ()
+    policy_file: Path | None = None
+    max_sessions: int | None = None
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to its owner, who drains first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run_server(serving: Serving) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        SandhogError: it cannot begin, or its cluster is gone.
+    """
+    settings, serve_settings = read_settings(), read_serve_settings()
+    first = serve_settings.api_token
+    tokens = Tokens(settings.state_dir, first.get_secret_value() if first is not None else None)
+    if tokens.is_empty:
+        if not _is_loopback(serving.host):
+            raise ConfigError(
+                f"--host {serving.host}: others could reach it, and there is no token. Make one with "
+                "`sandhog token create NAME`, or set SANDHOG_API_TOKEN to one of your own."
+            )
+        print(f"sandhog: no token was there; this one is new, and shown once: {tokens.create(LOCAL)}", file=sys.stderr)
+    asyncio.run(_serve(serving, settings, serve_settings, tokens))
+
+
+async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSettings, tokens: Tokens) -> None:
+    signals = Signals()
+    tools = own_tools([*settings.tool_paths, *serving.tools])
+    endpoint = ModelSettings.from_environment(settings.model, os.environ)
+    endpoint = replace(await choose_model(endpoint), strict_tools=settings.strict_tools)
+    rules = rules_of(serving.policy_file or settings.policy_file, tools.registry)
+    admission = Admission(
+        settings,
+        roots=serve_settings.roots,
+        tools=tools,
+        rules=rules,
+        models=read_model_table(settings.models_file),
+        archives=Archives(settings.state_dir),
+        environment=os.environ,
+    )
+    listener = _listen(serving.host, serving.port)
+    hidden = tuple(
+        value
+        for value in (endpoint.api_key, os.environ.get("OPENAI_API_KEY"), os.environ.get("SANDHOG_API_TOKEN"))
+        if value
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(listener.close)
+        redis_url, embedded = stack.enter_context(redis_of(settings, tools))
+        broken = await stack.enter_async_context(looked_after(embedded))
+        cluster = await stack.enter_async_context(open_cluster(redis_url, settings.state_dir, tools))
+        models = await stack.enter_async_context(Models(endpoint))
+        most = serving.max_sessions or serve_settings.max_sessions
+        sessions = Sessions(cluster, admission, models.of, tokens=tokens, max_running=most, hidden=hidden)
+        await stack.enter_async_context(sessions)
+        server = _Server(
+            uvicorn.Config(
+                create_app(sessions, tokens, serve_settings),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=CLOSE_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                lifespan="off",
+            )
+        )
+        await _attended(server, listener, sessions, broken, signals, serve_settings.drain_s)
+
+
+async def _attended(
+    server: uvicorn.Server,
+    listener: socket.socket,
+    sessions: Sessions,
+    broken: "asyncio.Task[None]",
+    signals: Signals,
+    drain_s: float,
+) -> None:
+    """Serve until a signal comes and what runs has ended or its time is over; or the embedded cluster is gone.
+
+    Raises:
+        SandhogError: the embedded cluster is gone.
+    """
+    serving = asyncio.create_task(server.serve([listener]), name="serve")
+    first, second = (asyncio.create_task(event.wait()) for event in (signals.first, signals.second))
+    host, port = listener.getsockname()[:2]
+    print(f"sandhog: serving at http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    try:
+        await asyncio.wait({serving, first, broken}, return_when=asyncio.FIRST_COMPLETED)
+        if first.done():
+            print("sandhog: draining; a second signal ends at once", file=sys.stderr, flush=True)
+            draining = asyncio.create_task(sessions.drain(drain_s))
+            await asyncio.wait({draining, second, broken}, return_when=asyncio.FIRST_COMPLETED)
+            await end(draining)
+        sessions.close()
+        server.should_exit = True
+        await serving
+        if broken.done():
+            broken.result()
+    finally:
+        await end(serving, first, second)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as exc:
+        raise ConfigError(f"--host {host} --port {port}: {exc.strerror or exc}.") from exc
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""Many sessions in one process, for principals over HTTP. Read: principals, wanted, admission, sessions, journal."""

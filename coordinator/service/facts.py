@@ -1,0 +1,108 @@
+"""What is known of a session right now, whether it runs here or is read: events → **facts** → API."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+from coordinator.endpoint.reply import Usage
+from coordinator.session.events import (
+    ApprovalAnswered,
+    ApprovalAsked,
+    CallFinished,
+    Event,
+    LimitsChanged,
+    ModelReplied,
+    Notice,
+    SessionEnded,
+    SessionStarted,
+    StepStarted,
+)
+from coordinator.session.limits import Limits
+
+Status = Literal["queued", "running", "waiting", "completed", "stopped", "failed", "cancelled"]
+ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "cancelled"})
+
+
+@dataclass
+class Facts:
+    """One session as its events tell it."""
+
+    state: Status = "queued"
+    started_at: str | None = None
+    """When its first event was kept, ISO 8601 in UTC."""
+    ended_at: str | None = None
+    model: str = ""
+    image: str = ""
+    policy: str = ""
+    workspace_mode: str = ""
+    limits: Limits | None = None
+    step: int = 0
+    calls: int = 0
+    usage: Usage = field(default_factory=Usage)
+    cost_usd: float | None = None
+    text: str = ""
+    """The last answer; of a running session, what the model said last."""
+    stop_reason: str = ""
+    last_error: str | None = None
+    patch_path: str | None = None
+    waiting: set[tuple[int, int]] = field(default_factory=set)
+    """Calls, by step and index, about which a human is asked."""
+
+    @property
+    def status(self) -> Status:
+        """What it does, or how it ended."""
+        return "waiting" if self.state == "running" and self.waiting else self.state
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens unless somebody asks for it."""
+        return self.state in ENDED
+
+    def fail(self, reason: str) -> None:
+        """It ended without an event that says so: its transcript could not be begun."""
+        self.state, self.stop_reason, self.last_error = "failed", reason, reason
+
+    def add(self, event: Event, at: datetime | str) -> None:
+        """Take one more event in; they come in their order."""
+        moment = at if isinstance(at, str) else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        match event:
+            case SessionStarted():
+                self.state, self.ended_at = "running", None
+                self.started_at = self.started_at or moment
+                self.model, self.image, self.policy = event.model, event.image, event.policy
+                self.workspace_mode, self.limits = event.workspace_mode, event.limits
+            case LimitsChanged():
+                self.limits = event.limits
+            case StepStarted():
+                # Also the first sign of a session that goes on.
+                self.state, self.ended_at, self.step = "running", None, event.step
+            case ModelReplied():
+                self.usage = self.usage.plus(event.usage)
+                self.text = event.text or self.text
+            case SessionEnded():
+                self._end(event, moment)
+            case _:
+                self._add_within(event)
+
+    def _add_within(self, event: Event) -> None:
+        """Take in what happens within a step."""
+        match event:
+            case CallFinished():
+                self.calls += 1
+                if event.status == "error":
+                    self.last_error = f"{event.tool}: {event.error_code}"
+            case ApprovalAsked(within_s=float()):
+                self.waiting.add((event.step, event.index))
+            case ApprovalAnswered():
+                self.waiting.discard((event.step, event.index))
+            case Notice(level="warning" | "error"):
+                self.last_error = event.text
+
+    def _end(self, event: SessionEnded, moment: str) -> None:
+        self.state, self.ended_at = event.status, moment
+        self.step, self.calls, self.usage = event.steps, event.calls, event.usage
+        self.cost_usd, self.text, self.stop_reason = event.cost_usd, event.text, event.stop_reason
+        self.patch_path = event.patch_path
+        self.waiting.clear()
+        if event.status == "failed":
+            self.last_error = event.stop_reason

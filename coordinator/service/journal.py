@@ -1,0 +1,151 @@
+"""A session's events from its transcript, from any of them on: transcript → **journal** → SSE, client.
+
+The file is what is read, also while the session runs here: what a follower sees is what was kept, it can go on from
+any event, and one that is slow costs no memory. An event's id is its segment's generation and its number there.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+PIECE_BYTES = 1024 * 1024
+"""As much of a segment is read at once."""
+POLL_S = 1.0
+"""How often a segment is looked at that another process may be writing."""
+TAIL_BYTES = 256 * 1024
+
+_ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})")
+
+
+@dataclass(frozen=True, order=True)
+class EventId:
+    """Where an event stands in its session."""
+
+    generation: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.generation}.{self.seq}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the id that `str` wrote.
+
+        Raises:
+            ValueError: it is none.
+        """
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text[:40]!r} is no id of an event, such as 1.17")
+        return cls(int(found[1]), int(found[2]))
+
+
+BEGINNING = EventId(0, 0)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One kept event."""
+
+    id: EventId
+    fields: dict[str, Any]
+    """As the transcript has them: `v`, `seq`, `at`, `type` and the event's own."""
+
+    @property
+    def type(self) -> str:
+        """The event's type."""
+        return str(self.fields.get("type", ""))
+
+
+def segments(session_dir: Path) -> list[tuple[int, Path]]:
+    """Return a session's segments with their generations, the first one first."""
+    found = []
+    for path in session_dir.glob(f"{session_dir.name}.*.jsonl"):
+        number = path.name.removeprefix(f"{session_dir.name}.").removesuffix(".jsonl")
+        if number.isdecimal():
+            found.append((int(number), path))
+    return sorted(found)
+
+
+@dataclass
+class _Segment:
+    """One segment that is being read."""
+
+    generation: int
+    path: Path
+    offset: int = 0
+    """The end of the last whole line that was read."""
+
+    def read(self) -> list[Line]:
+        """Return whole lines that came since the last time, about a bounded number of bytes of them."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            content = file.read(PIECE_BYTES)
+            if len(content) == PIECE_BYTES and not content.endswith(b"\n"):
+                content += file.readline()
+        # A half line may still be cut off again by its writer, and is read anew.
+        whole = content[: content.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        parsed = [_parsed(line) for line in whole.split(b"\n")[:-1]]
+        return [Line(EventId(self.generation, one["seq"]), one) for one in parsed if one is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_event = isinstance(fields, dict) and isinstance(fields.get("seq"), int) and isinstance(fields.get("type"), str)
+    return fields if is_event else None
+
+
+@dataclass
+class Journal:
+    """Reads one session's events, in their order."""
+
+    session_dir: Path
+    after: EventId = BEGINNING
+    """The last event that the reader has."""
+    _open: dict[int, _Segment] = field(default_factory=dict)
+
+    def read(self) -> list[Line]:
+        """Return events that follow; empty when there are none yet. Blocks for the reading of a file.
+
+        Raises:
+            OSError: a segment cannot be read.
+        """
+        for generation, path in segments(self.session_dir):
+            if generation < self.after.generation:
+                continue
+            segment = self._open.setdefault(generation, _Segment(generation, path))
+            begun_at = -1
+            # A piece may hold nothing that is new, and more may follow.
+            while segment.offset != begun_at:
+                begun_at = segment.offset
+                lines = [line for line in segment.read() if line.id > self.after]
+                if lines:
+                    self.after = lines[-1].id
+                    return lines
+        return []
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """Return the last whole event of a segment; None where there is none in its last part."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        *lines, _ = file.read().split(b"\n")
+    for line in reversed(lines):
+        parsed = _parsed(line)
+        if parsed is not None:
+            return parsed
+    return None
+
+
+def first_line(path: Path) -> dict[str, Any] | None:
+    """Return the first event of a segment; None where there is none."""
+    with path.open("rb") as file:
+        return _parsed(file.readline(64 * 1024 * 1024))

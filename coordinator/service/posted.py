@@ -1,0 +1,132 @@
+"""Steps whose calls come from outside: HTTP → **posted** → caller loop → `role: tool` messages.
+
+A step has a name; the same name with the same calls is the same step, however often it is posted. Its answers are kept
+until the next step is posted.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.endpoint.reply import RawCall
+from coordinator.service.refusals import Code, Refused
+from coordinator.session.events import AnswerShortened, CallFinished, Event
+
+MARK = "sandhog_step"
+"""In the raw reply of a posted step: its name and digest, so that it is known again after a takeover."""
+
+
+@dataclass(eq=False)
+class PostedStep:
+    """One step."""
+
+    name: str
+    digest: str
+    calls: tuple[RawCall, ...]
+    number: int = 0
+    """The session's own count; 0 before it has begun."""
+    ids: tuple[str, ...] = ()
+    """The calls' ids as answers carry them."""
+    contents: dict[int, str] = field(default_factory=dict)
+    """Answers by the calls' index."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The answers as messages, in the calls' order; those that are not there yet are left out."""
+        return [
+            {"role": "tool", "tool_call_id": self.ids[index], "content": self.contents[index]}
+            for index in range(len(self.calls))
+            if index in self.contents and index < len(self.ids)
+        ]
+
+
+class Caller:
+    """Whoever posts one session's calls. An event sink: answers are taken as they were kept."""
+
+    def __init__(self) -> None:
+        self.last: PostedStep | None = None
+        """The step that was posted last."""
+        self.farewell: str | None = None
+        """The session's final text, once the caller has ended it."""
+        self.changed = asyncio.Event()
+        self._has_ended = False
+
+    def post(self, name: str | None, calls: Sequence[RawCall]) -> PostedStep:
+        """Return the step of these calls, a new one or the last one again.
+
+        Args:
+            name: The step's; None: made of the calls and their ids, which must all be there then.
+
+        Raises:
+            Refused: the name stands for other calls, or another step is under way, or the session has ended.
+        """
+        digest = _digest(calls)
+        if name is None:
+            if any(not call.id for call in calls):
+                words = "Calls without an id need a step, so that a repeated request is told from a new one."
+                raise Refused(Code.INVALID, words, "Give `step`, counted up by you, or an Idempotency-Key.")
+            name = f"calls-{digest[:24]}"
+        last = self.last
+        if last is not None and last.name == name:
+            if last.digest != digest:
+                raise Refused(Code.CONFLICT, f"Step {name!r} was posted with other calls.", "Count the step up.")
+            return last
+        if self._has_ended or self.farewell is not None:
+            raise Refused(Code.CONFLICT, "The session has ended: it takes no calls any more.")
+        if last is not None and not last.done.is_set():
+            words = f"Step {last.name!r} is still under way."
+            raise Refused(Code.CONFLICT, words, "Wait for its answers, or cancel it.")
+        if last is not None and _number(name) is not None and (_number(name) or 0) < (_number(last.name) or 0):
+            raise Refused(Code.CONFLICT, f"Step {name} is over: step {last.name} came behind it.")
+        self.last = PostedStep(name, digest, tuple(calls))
+        self.changed.set()
+        return self.last
+
+    def step(self, name: str) -> PostedStep:
+        """Return the step of that name.
+
+        Raises:
+            Refused: it is not the last one.
+        """
+        if self.last is None or self.last.name != name:
+            fix = "Answers are kept until the next step is posted."
+            raise Refused(Code.NOT_FOUND, f"There is no step {name[:80]!r} any more, or yet.", fix)
+        return self.last
+
+    def end(self, text: str) -> None:
+        """Let the session complete with a final text, once no step is under way.
+
+        Raises:
+            Refused: one is.
+        """
+        if self.last is not None and not self.last.done.is_set():
+            words = f"Step {self.last.name!r} is still under way."
+            raise Refused(Code.CONFLICT, words, "Wait for its answers, or cancel it.")
+        self.farewell = text
+        self.changed.set()
+
+    def close(self) -> None:
+        """Take no more calls; whoever waits for a step gets what there is."""
+        self._has_ended = True
+        if self.last is not None:
+            self.last.done.set()
+
+    def __call__(self, event: Event) -> None:
+        """Take the answers of the present step."""
+        step = self.last
+        if isinstance(event, CallFinished | AnswerShortened) and step is not None and event.step == step.number:
+            step.contents[event.index] = event.answer
+
+
+def _digest(calls: Sequence[RawCall]) -> str:
+    plain: list[Any] = [[call.id, call.name, call.arguments] for call in calls]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _number(name: str) -> int | None:
+    return int(name) if name.isdecimal() and len(name) <= 18 else None

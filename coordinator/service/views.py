@@ -1,0 +1,92 @@
+"""A session as the API shows it: facts → **views** → HTTP, client, webhook."""
+
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from coordinator.endpoint.reply import Usage
+from coordinator.service.entries import Entry
+from coordinator.service.facts import Status
+from coordinator.session.limits import Limits
+
+
+class SessionView(BaseModel):
+    """One session."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    session_id: str
+    status: Status
+    """queued, running or waiting (for a human); then completed, stopped, failed or cancelled."""
+    principal: str
+    labels: dict[str, str]
+    loop: str
+    """`none` where the calls come from outside."""
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    position: int | None = None
+    """Place among your waiting sessions, from 1; null unless it waits in this process."""
+    model: str
+    image: str
+    policy: str
+    workspace: str | None
+    """As it was asked for; null for an empty one."""
+    workspace_mode: str
+    """bind or copy; "" before it began."""
+    limits: Limits | None
+    step: int
+    """Replies of the model so far, the one that is being made included."""
+    calls: int
+    """Tool calls answered."""
+    usage: Usage
+    cost_usd: float | None
+    """null while it runs, and where the model's prices are not known."""
+    text: str
+    """The final answer; while it runs, what the model said last."""
+    stop_reason: str
+    """Why it ended; "" while it has not."""
+    last_error: str | None
+    """The last thing that went wrong, which need not have ended it."""
+    approvals: int
+    """Calls that wait for a human's yes."""
+    has_patch: bool
+
+
+def view_of(entry: Entry, position: int | None = None) -> SessionView:
+    """Return what is shown of a session."""
+    record, facts = entry.record, entry.facts
+    wanted = record.wanted
+    return SessionView(
+        session_id=record.session_id,
+        status=facts.status,
+        principal=record.principal,
+        labels=record.labels,
+        loop=record.loop,
+        created_at=record.created_at,
+        started_at=_moment(facts.started_at),
+        ended_at=_moment(facts.ended_at),
+        position=position,
+        model=facts.model,
+        image=facts.image,
+        policy=facts.policy,
+        workspace=wanted.workspace if wanted is not None else None,
+        workspace_mode=facts.workspace_mode,
+        limits=facts.limits,
+        step=facts.step,
+        calls=facts.calls,
+        usage=facts.usage,
+        cost_usd=facts.cost_usd,
+        text=facts.text,
+        stop_reason=facts.stop_reason,
+        last_error=facts.last_error,
+        approvals=len(facts.waiting),
+        has_patch=facts.patch_path is not None,
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
