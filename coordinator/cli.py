@@ -16,6 +16,9 @@ COMMANDS = {
     "approve": "coordinator.commands.approve",
     "explain": "coordinator.commands.explain_command",
     "breakers": "coordinator.commands.breakers",
+    "serve": "coordinator.commands.serve",
+    "worker": "coordinator.commands.worker",
+    "token": "coordinator.commands.token",
 }
 """Each module has one command in its `app`. What is heavy to import is imported by the function that needs it."""
 
