@@ -24,6 +24,8 @@ class Ceiling(BaseModel):
     """Image references; one that ends in `*` stands for all that begin so."""
     profiles: frozenset[str] | None = None
     """Names of the boxes' limits."""
+    may_make_images: bool = True
+    """Whether sessions may have set-up commands and Dockerfiles, which run as root in boxes of their own."""
     max_steps: int | None = Field(default=None, ge=1)
     """Model replies of one session."""
     max_calls: int | None = Field(default=None, ge=1)
@@ -59,6 +61,8 @@ class Wants:
     profile: str = "medium"
     tools: frozenset[str] | None = None
     """None is all."""
+    makes_image: bool = False
+    """Whether a set-up or a Dockerfile makes the box's image."""
 
 
 def within(wants: Wants, ceiling: Ceiling, principal: str) -> Wants:
@@ -71,6 +75,8 @@ def within(wants: Wants, ceiling: Ceiling, principal: str) -> Wants:
     _refuse_unless(wants.profile, ceiling.profiles, "profile", principal)
     if ceiling.images is not None and not any(_is_image(wants.image, allowed) for allowed in ceiling.images):
         raise _refusal("image", wants.image, ceiling.images, principal)
+    if wants.makes_image and not ceiling.may_make_images:
+        raise ConfigError(f"{principal} may not use set-up commands or a Dockerfile.")
     tools = wants.tools
     if ceiling.tools is not None:
         tools = ceiling.tools if tools is None else tools & ceiling.tools

@@ -176,11 +176,17 @@ def apply(messages: Sequence[Message], done: ContextCompacted) -> list[dict[str,
     """Return the list that a compaction made of another: the same one whenever the same event is applied to it."""
     made = [dict(message) for message in messages]
     for answer in done.shortened:
+        if not (answer.position < len(made) and made[answer.position].get("role") == "tool"):
+            # A list that was rebuilt from a transcript with lines that cannot be read.
+            continue
         made[answer.position]["content"] = mend(answer.content)
     if done.removed:
         begin = first_kept(made)
+        end = begin + done.removed
+        while end < len(made) and made[end].get("role") == "tool":
+            end += 1
         text = mend(note(done.requests, done.summary))
-        made[begin : begin + done.removed] = [{"role": "user", "content": text}]
+        made[begin:end] = [{"role": "user", "content": text}]
     return made
 
 

@@ -63,7 +63,7 @@ class History:
         """Whether nothing in it waits for the model: its last message is the model's own, and asks for nothing."""
         return not self._open and bool(self._messages) and self._messages[-1].get("role") == "assistant"
 
-    def add_user(self, text: str, by: Literal["user", "sandhog"] = "sandhog") -> None:
+    def add_user(self, text: str, by: Literal["user", "sandhog"] = "user") -> None:
         """A message in the user's role; `by` says whose words it has.
 
         Raises:

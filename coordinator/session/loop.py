@@ -154,7 +154,7 @@ class SessionLoop:
         """Let the model say its last words, without tools, where there is something to sum up."""
         if not may_ask or not any(message["role"] == "assistant" for message in self.history.messages):
             return Ending("stopped", reason)
-        self.history.add_user(words.format(reason=reason))
+        self.history.add_user(words.format(reason=reason), "sandhog")
         most = self.limits.now.time_s
         within_s = None if most is None else max(most - self.clock.elapsed_s, 0.0) + GRACE_S
         try:
@@ -248,7 +248,7 @@ class SessionLoop:
             return Ending("stopped", "length: the reply was cut before it said anything", "")
         text_only = ModelReply(reply.text or "(cut off)", (), reply.finish_reason, reply.usage, None, reply.raw)
         self.history.add_reply(text_only)
-        self.history.add_user(CUT_REPLY)
+        self.history.add_user(CUT_REPLY, "sandhog")
         self.emit(Notice(level="warning", text="The reply was cut by its length limit; none of its calls was run."))
         return None
 
@@ -261,7 +261,7 @@ class SessionLoop:
         self.emit(CallsWritten(step=self.spend.steps, names=names, form=written[0].form, is_last=is_last))
         if is_last:
             return Ending("stopped", STOP_REASON)
-        self.history.add_user(correction(written))
+        self.history.add_user(correction(written), "sandhog")
         return None
 
 

@@ -54,6 +54,8 @@ class SessionRequest:
     budgets: Budgets = BUDGETS
     models: ModelTable = field(default_factory=ModelTable)
     """What is known of models."""
+    context_tokens: int | None = None
+    """The model's window; None takes it from `models`, or learns it."""
     parameters: ModelParameters = DEFAULT_PARAMETERS
     """How the model is asked."""
     tool_paths: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from coordinator.session.approvals import Approvals, Approver, Lasting, OneAtATi
 from coordinator.session.breakers import ShownTools
 from coordinator.session.catching_up import TAKEOVER, Continued, OpenAnswers
 from coordinator.session.ceilings import Wants, usable_tools, within
+from coordinator.session.context import Context, keeper
 from coordinator.session.conversation import Conversation, NextMessage
 from coordinator.session.emitting import Emitter
 from coordinator.session.events import EventSink, Notice, SessionEnded, SessionResumed, SessionStarted
@@ -75,7 +76,9 @@ class SessionRunner:
         next_message: NextMessage | None = None,
         continued: Continued | None = None,
     ) -> None:
-        wants = Wants(request.workspace.policy, request.image, request.limits)
+        wants = Wants(
+            request.workspace.policy, request.image, request.limits, makes_image=request.box.extras.makes_image
+        )
         granted = within(wants, request.ceiling, request.principal)
         facts = request.models.of(model.settings.model)
         self.limits = LiveLimits(granted.limits, cut=request.ceiling.cut, facts=facts)
@@ -123,7 +126,7 @@ class SessionRunner:
         system = self._system(request.limits.steps, request.is_read_only)
         history = continued.rebuilt.history if continued else History(system)
         if continued is None:
-            history.add_user(request.prompt)
+            history.add_user(request.prompt, "user")
         # The prompt stands in the first event.
         history.journal = self._emit
         account = Account(self.limits, self.spend, self.clock)
@@ -170,7 +173,13 @@ class SessionRunner:
             clock=talk.account.clock,
             history=talk.history,
             waits_for_box=talk.waits_for_box,
+            parameters=self._request.parameters,
+            context=Context(self._window_tokens, keeper(self.session_dir / "spill")),
         )
+
+    @property
+    def _window_tokens(self) -> int | None:
+        return self._request.context_tokens or self.spend.facts.context_tokens
 
     def _home_tools(self, system: str, account: Account) -> Mapping[str, HomeTool]:
         if self._request.task_depth < 1:
