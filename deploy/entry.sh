@@ -12,14 +12,15 @@ done
 # A worker that nobody named is named after its container: `sandhog-worker-2` stays the same when the container is made
 # anew, so the node's next life adopts the boxes of the last one.
 if [ "${2:-}${3:-}" = -mworker ] && [ -z "${SANDHOG_NODE:-}" ]; then
-    SANDHOG_NODE=$(python3 -c '
-import os, re, socket
+    SANDHOG_NODE=$(python -c '
+import docker, os, re, socket
+client = docker.from_env()
 try:
-    name = socket.gethostbyaddr(socket.gethostbyname(socket.gethostname()))[0].split(".")[0]
-except OSError:
+    name = client.containers.get(socket.gethostname()).name
+except docker.errors.DockerException:
     name = socket.gethostname()
 prefix = os.environ.get("SANDHOG_NODE_PREFIX", "")
-print(re.sub(r"[^A-Za-z0-9_-]", "-", f"{prefix}-{name}" if prefix else name)[:64])')
+print(re.sub(r"[^A-Za-z0-9_-]", "-", f"{prefix}-{name}" if prefix else name)[-64:])')
     export SANDHOG_NODE
 fi
 exec "$@"

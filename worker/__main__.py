@@ -9,7 +9,6 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from worker.alive import fault_of_node
 from worker.apply import apply_result
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
@@ -37,15 +36,6 @@ def run() -> None:
     except (NodeMisconfigured, ValidationError) as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
-
-
-@cli.command()
-def alive() -> None:
-    """Exit with 0 if the node of these settings holds its lease, else with 1 and say why not."""
-    fault = fault_of_node(NodeSettings())
-    if fault:
-        print(f"sandhog worker: {fault}", file=sys.stderr)
-        raise typer.Exit(1)
 
 
 @cli.command()

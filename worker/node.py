@@ -52,12 +52,15 @@ class Lease:
         *,
         on_lapse: Callable[[], None] = lambda: None,
         on_return: Callable[[], None] = lambda: None,
+        on_renewed: Callable[[], None] = lambda: None,
         freeze_s: float = FREEZE_S,
     ) -> None:
-        """`on_lapse` is called once the lease has not been renewed for `freeze_s`, `on_return` when it is again."""
+        """`on_lapse` is called once the lease has not been renewed for `freeze_s`, `on_return` when it is again, and
+        `on_renewed` each time."""
         self._life = life
         self._on_lapse = on_lapse
         self._on_return = on_return
+        self._on_renewed = on_renewed
         self._freeze_s = freeze_s
         self._renew = client.register_script(RENEW)
         self._release = client.register_script(RELEASE)
@@ -96,6 +99,7 @@ class Lease:
         while not self._stop.wait(RENEW_S):
             if self._is_renewed():
                 renewed_at = time.monotonic()
+                self._on_renewed()
                 if has_lapsed:
                     log.warning("the lease is back")
                     has_lapsed = False

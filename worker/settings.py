@@ -20,6 +20,8 @@ class RegistrySettings(BaseModel):
 
     username: str
     password: SecretStr
+    principals: frozenset[str] | None = None
+    """Whose sessions pull with it, and may use what it pulled; None is everybody's."""
 
 
 class NodeSettings(BaseSettings):
@@ -69,8 +71,8 @@ class NodeSettings(BaseSettings):
     image_budget_mib: int | None = Field(default=None, ge=0)
     """What pulled images may take together; the longest unused are removed beyond it. Images that were not pulled by a
     node are neither counted nor removed."""
-    registries: dict[str, RegistrySettings] = {}
-    """Who pulls from which registry, as JSON: `{"ghcr.io": {"username": "…", "password": "…"}}`."""
+    registries: dict[str, RegistrySettings | tuple[RegistrySettings, ...]] = {}
+    """Who pulls from which registry, as JSON: `{"ghcr.io": {"username": "…", "password": "…"}}`, or a list of such."""
     profiles: dict[str, Profile] = {}
     """Own profiles beside small, medium and large, as JSON: `{"big": {"memory": "16GiB", "cpus": 8}}`."""
     workspace_disks: bool = True
@@ -81,6 +83,18 @@ class NodeSettings(BaseSettings):
     """What was proven once of images on engines; default: `<state_dir>/proofs`."""
     made_keep_days: float = Field(default=14.0, gt=0)
     """Images that set-up or a Dockerfile made are removed when nobody used them for so long."""
+    git_hosts: tuple[str, ...] = ()
+    """Hosts, as JSON, that repositories may be fetched from at private, loopback or own addresses and by plain http."""
+    git_credentials: Path | None = None
+    """File with what repositories are fetched with, by name; see docs/workspaces.md."""
+    workspace_roots: tuple[Path, ...] = ()
+    """Directories, as JSON, below which sessions of the API may name one of this node to be copied."""
+    source_mib: int = Field(default=4096, ge=1)
+    """What a repository's commit, an archive or an image's directory may hold."""
+    source_keep_mib: int = Field(default=8192, ge=0)
+    """What commits that were fetched may take while nobody needs them."""
+    source_timeout_s: float = Field(default=600.0, gt=0)
+    """For fetching one of them."""
     egress_private: tuple[str, ...] = ()
     """Names, as JSON, that boxes with a way out may reach at private, loopback or own addresses: mirrors inside."""
     egress_deny: tuple[str, ...] = ()
@@ -89,6 +103,8 @@ class NodeSettings(BaseSettings):
     """What one box may send and receive a second; its calls share the link."""
     egress_total_mib: int = Field(default=16 * 1024, ge=1)
     """What one box may send and receive in all."""
+    alive_file: Path | None = None
+    """Touched whenever the lease is renewed, for a container's health check."""
     owner_fd: int | None = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
     run_dir: Path | None = None

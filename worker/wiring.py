@@ -87,7 +87,12 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         tools=loaded.digest,
     )
     own = _own_tools(settings, loaded)
-    lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return)
+
+    def show_alive() -> None:
+        if settings.alive_file is not None:
+            settings.alive_file.touch()
+
+    lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return, on_renewed=show_alive)
     lanes = LaneGate(settings.lane_count, lambda: anew.begin())
     anew = Anew(lease.drain, lambda: lanes.running, own.close)
     worker = _celery_worker(settings, _calls(settings, client, boxes, own, lanes, life.incarnation), boxes)
