@@ -1,0 +1,60 @@
+"""One session for one run of a task: request → **attempt** → result."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.batch.clients import Clients
+from coordinator.cluster.parts import Cluster
+from coordinator.ending import end
+from coordinator.session.approvals import Approver
+from coordinator.session.loop import Ending
+from coordinator.session.request import SessionRequest
+from coordinator.session.result import SessionResult
+from coordinator.session.runner import SessionRunner
+
+HURRY_S = 3.0
+"""How long a session that is hurried may still take to end its box."""
+
+
+class Stop:
+    """Ends all sessions of a batch: first as soon as their calls are answered, then at once."""
+
+    def __init__(self) -> None:
+        self.soon = asyncio.Event()
+        self.now = asyncio.Event()
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Runs sessions with what they share."""
+
+    cluster: Cluster
+    clients: Clients
+    approver: Approver
+    secrets: Sequence[str]
+    stop: Stop
+
+    async def attempt(self, request: SessionRequest, model: str | None) -> SessionResult:
+        """Return what the session came to.
+
+        Raises:
+            SandhogError: it could not be begun.
+        """
+        runner = SessionRunner(
+            request,
+            cluster=self.cluster,
+            model=await self.clients.client(model),
+            approver=self.approver,
+            sinks=[],
+            secrets=[*self.secrets, *request.parameters.secrets],
+        )
+        session = asyncio.create_task(runner.run(self.stop.soon), name=f"session {runner.session_id}")
+        hurried = asyncio.create_task(self.stop.now.wait())
+        try:
+            await asyncio.wait({session, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            if not session.done():
+                runner.abandon(Ending("cancelled", "cancelled twice"), finish_s=HURRY_S)
+            return await session
+        finally:
+            await end(hurried)

@@ -1,0 +1,73 @@
+"""What a batch was run with, so that its results can be judged and had again: settings → **manifest** → file."""
+
+import hashlib
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from coordinator.batch.lines import now, write_whole
+from coordinator.batch.requests import Defaults
+from coordinator.session.model_table import ModelTable
+
+MANIFEST = "manifest.json"
+PACKAGES = ("sandhog", "celery", "docker", "openai", "pydantic", "redis")
+
+
+def write_manifest(
+    directory: Path,
+    *,
+    tasks: Path,
+    defaults: Defaults,
+    model: str,
+    base_url: str | None,
+    models: ModelTable,
+    flags: Mapping[str, Any],
+) -> None:
+    """Write the batch's manifest; one that is there is kept beside it under its time.
+
+    Args:
+        directory: The batch's.
+        tasks: The tasks file.
+        defaults: What holds for tasks that say nothing else.
+        model: The model of such tasks.
+        base_url: The endpoint's.
+        models: Prices.
+        flags: The command's own.
+
+    Raises:
+        TranscriptError: it cannot be written.
+    """
+    path = directory / MANIFEST
+    if path.exists():
+        path.replace(directory / f"manifest-{int(path.stat().st_mtime)}.json")
+    facts = models.of(model)
+    write_whole(
+        path,
+        {
+            "written_at": now(),
+            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "platform": platform.platform(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "tasks": {"path": str(tasks), "sha256": _digest(tasks)},
+            "endpoint": base_url,
+            "model": model,
+            "prices": facts.model_dump(),
+            "image": defaults.image,
+            "profile": defaults.profile,
+            "policy": defaults.policy.value,
+            "limits": defaults.limits.model_dump(),
+            "params": defaults.params.model_dump(exclude={"headers"}),
+            "setup": list(defaults.setup),
+            "allow_hosts": list(defaults.allow_hosts),
+            "env_names": [text.partition("=")[0] for text in defaults.env],
+            "flags": dict(flags),
+        },
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,170 @@
+"""The tasks file: every line is looked at before anything runs; what is kept of it is where each task stands.
+
+file → **tasks** → run. A row is read again when its turn comes, so that ten thousand of them cost little memory.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.batch.naming import directory_name
+from coordinator.batch.rows import TaskRow, from_instance, is_instance
+from coordinator.errors import ConfigError
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+SHOWN_FAULTS = 200
+
+REPO_BASE = "https://github.com/"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one task stands in the file."""
+
+    id: str
+    line: int
+    """From 1."""
+    offset: int
+    size_bytes: int
+    samples: int
+    is_instance: bool
+    """A row of the SWE-bench kind."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of a task."""
+
+    entry: Entry
+    sample: int
+    """From 1."""
+
+    @property
+    def directory(self) -> str:
+        """Where its files lie, relative to the batch's directory."""
+        name = directory_name(self.entry.id)
+        return name if self.entry.samples == 1 else f"{name}/sample-{self.sample}"
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.entry.id if self.entry.samples == 1 else f"{self.entry.id} [{self.sample}]"
+
+
+class TaskFile:
+    """A tasks file whose every line can be run.
+
+    Args:
+        path: The file.
+        samples: How often a task is run whose row does not say it.
+        repo_base: Before the `owner/name` of a row of the SWE-bench kind.
+        look: Says what is wrong with a row beyond its form: raises ConfigError.
+
+    Raises:
+        ConfigError: it cannot be read, or lines of it cannot be run; names each with its number.
+    """
+
+    def __init__(
+        self, path: Path, *, samples: int = 1, repo_base: str = REPO_BASE, look: Callable[[TaskRow], object]
+    ) -> None:
+        self.path = path
+        self._repo_base = repo_base
+        self.entries: list[Entry] = []
+        faults: list[str] = []
+        seen: dict[str, int] = {}
+        try:
+            for number, offset, line in _lines(path):
+                try:
+                    entry = self._entry(number, offset, line, samples, look)
+                    first = seen.setdefault(directory_name(entry.id).casefold(), number)
+                    if first != number:
+                        raise ConfigError(f"the id {entry.id!r} is that of line {first} too")
+                    self.entries.append(entry)
+                except ConfigError as exc:
+                    faults.append(f"line {number}: {exc}")
+        except OSError as exc:
+            raise ConfigError(f"{path} cannot be read: {exc.strerror}.") from exc
+        if faults:
+            raise ConfigError(_told(path, faults))
+        if not self.entries:
+            raise ConfigError(f"{path} has no tasks: it needs a JSON object a line, with `id` and `prompt`.")
+
+    def turns(self) -> Iterator[Turn]:
+        """Yield every run of every task, in the file's order."""
+        for entry in self.entries:
+            for sample in range(1, entry.samples + 1):
+                yield Turn(entry, sample)
+
+    def row(self, entry: Entry) -> TaskRow:
+        """Return the task's row.
+
+        Raises:
+            ConfigError: the file was changed meanwhile.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(entry.offset)
+                row = self._row(file.read(entry.size_bytes))
+        except OSError as exc:
+            raise ConfigError(f"{self.path} cannot be read any more: {exc.strerror}.") from exc
+        if row.id != entry.id:
+            raise ConfigError(f"{self.path} was changed while it was worked on.")
+        return row
+
+    def _entry(self, number: int, offset: int, line: bytes, samples: int, look: Callable[[TaskRow], object]) -> Entry:
+        row = self._row(line)
+        look(row)
+        return Entry(row.id, number, offset, len(line), row.samples or samples, is_instance(_fields(line)))
+
+    def _row(self, line: bytes) -> TaskRow:
+        fields = _fields(line)
+        if is_instance(fields):
+            fields = from_instance(fields, self._repo_base)
+        try:
+            return TaskRow.model_validate(fields)
+        except ValidationError as exc:
+            raise ConfigError("; ".join(_words(fault) for fault in exc.errors(include_url=False))) from exc
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number, offset and bytes of each line that is not blank."""
+    offset = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+            if len(line) > MAX_LINE_BYTES:
+                raise ConfigError(f"{path}: line {number} is longer than {MAX_LINE_BYTES // 1024**2} MiB.")
+            if line.strip():
+                yield number, offset, line
+            offset += len(line)
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"it is not JSON: {exc}") from exc
+    if not isinstance(fields, dict):
+        raise ConfigError("it is JSON, but not an object")
+    return fields
+
+
+def _words(fault: Any) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{where}: there is no such field; what is yours goes into `meta`"
+        case "missing":
+            return f"{where}: it is missing"
+    words = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{where}: {words}" if where else words
+
+
+def _told(path: Path, faults: list[str]) -> str:
+    shown = faults[:SHOWN_FAULTS]
+    if len(faults) > len(shown):
+        shown.append(f"and {len(faults) - len(shown)} more")
+    return f"{path}: nothing was run, for {len(faults)} line(s) cannot be:\n  " + "\n  ".join(shown)

@@ -1,0 +1,228 @@
+"""Runs a batch for the command line, with its cluster, its signals and its summary: batch → **batch_run** → code."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.batch.attempt import Attempts, Stop
+from coordinator.batch.clients import Clients
+from coordinator.batch.lines import RESULTS, Results, Retry, read_lines
+from coordinator.batch.manifest import write_manifest
+from coordinator.batch.predictions import write_predictions
+from coordinator.batch.requests import Requests
+from coordinator.batch.run import Batch, Plan
+from coordinator.batch.shown import Show
+from coordinator.batch.summary import Summary
+from coordinator.batch.tasks import TaskFile, Turn
+from coordinator.commands.own_cluster import Signals, looked_after, redis_of
+from coordinator.commands.terminal import is_terminal
+from coordinator.embedded import Embedded
+from coordinator.ending import end
+from coordinator.endpoint.model import ModelSettings
+from coordinator.errors import ConfigError
+from coordinator.session.approvals import Approver
+from coordinator.settings import Settings
+from coordinator.wiring import open_cluster
+from tools.loading import LoadedTools
+
+INTERRUPTED = 130
+HURRY_S = 20.0
+"""A batch that has not ended so long after a signal is hurried."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A batch as the command line asked for it."""
+
+    tasks: TaskFile
+    requests: Requests
+    endpoint: ModelSettings
+    tools: LoadedTools
+    out: Path
+    plan: Plan
+    approver: Approver
+    retry: Retry | None
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class _Left:
+    """What is left to do."""
+
+    turns: Sequence[Turn]
+    done: int
+    spent_usd: float
+
+
+def run_batch(given: Given, settings: Settings) -> int:
+    """Run what is left of the batch and print its summary; return the exit code.
+
+    Raises:
+        SandhogError: it cannot be begun or gone on with; what was finished is kept.
+    """
+    with Results(given.out) as results:
+        code = asyncio.run(_run(given, settings, results))
+    summary = _end(given)
+    if code:
+        return code
+    return 0 if summary.completed == sum(entry.samples for entry in given.tasks.entries) else 1
+
+
+async def _run(given: Given, settings: Settings, results: Results) -> int:
+    """Run what is left; return 130 when it was interrupted, else 0."""
+    # First of all: what is started below must also be ended when a signal comes while it starts.
+    signals = Signals()
+    clients = Clients(given.endpoint)
+    try:
+        client = await clients.client(None)
+        _check_prices(given, client.settings.model)
+        left = _left(given, results)
+        _write_manifest(given, client.settings)
+        if left.turns and not signals.first.is_set():
+            await _run_turns(given, settings, results, clients, signals, left)
+    finally:
+        await clients.close()
+    if not signals.first.is_set():
+        return 0
+    _say("Interrupted; the same command goes on with what is left.")
+    return INTERRUPTED
+
+
+def _left(given: Given, results: Results) -> _Left:
+    """Return the runs that are not finished, those that are to be run again set aside."""
+    retry = given.retry
+    if retry is not None:
+        moved = results.set_aside(lambda line: line.is_to_retry(retry))
+        _say(f"{moved} finished runs are run again.")
+    finished: set[tuple[str, int]] = set()
+    spent_usd = 0.0
+    for line in read_lines(results.path):
+        finished.add((line.id, line.sample))
+        spent_usd += line.cost or 0.0
+    turns = [turn for turn in given.tasks.turns() if (turn.entry.id, turn.sample) not in finished]
+    all_runs = sum(entry.samples for entry in given.tasks.entries)
+    return _Left(turns, all_runs - len(turns), spent_usd)
+
+
+async def _run_turns(
+    given: Given, settings: Settings, results: Results, clients: Clients, signals: Signals, left: _Left
+) -> None:
+    secrets = [value for value in (given.endpoint.api_key, os.environ.get("OPENAI_API_KEY")) if value]
+    stop = Stop()
+    is_live = is_terminal(sys.stdin, sys.stderr)
+    console = Console(stderr=True, highlight=False)
+    show = Show(console, left.done + len(left.turns), done=left.done, is_live=is_live)
+    at_once = min(given.plan.concurrency, len(left.turns))
+    with redis_of(settings, given.tools, places=at_once) as (redis_url, embedded):
+        async with open_cluster(redis_url, settings.state_dir, given.tools) as cluster:
+            running = Batch(
+                given.tasks,
+                given.requests,
+                results,
+                Attempts(cluster, clients, given.approver, secrets, stop),
+                replace(given.plan, concurrency=at_once),
+                on_start=show.started,
+                on_line=show.finished,
+                spent_usd=left.spent_usd,
+            )
+            with show:
+                await _attended(running, left.turns, stop, signals, embedded)
+    if running.progress.stopped_by:
+        _say(running.progress.stopped_by)
+
+
+async def _attended(
+    running: Batch, turns: Sequence[Turn], stop: Stop, signals: Signals, embedded: Embedded | None
+) -> None:
+    """Run the batch; a signal ends its sessions, a second one or a cluster that is gone breaks them off.
+
+    Raises:
+        SandhogError: the embedded cluster is gone, or the results cannot be written.
+    """
+    async with looked_after(embedded) as broken:
+        work = asyncio.create_task(running.run(iter(turns)), name="batch")
+        watch = asyncio.create_task(_pass_on(signals, stop), name="signals")
+        try:
+            await asyncio.wait({work, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                stop.soon.set()
+                stop.now.set()
+            await work
+            if broken.done():
+                broken.result()
+        finally:
+            await end(work, watch)
+
+
+async def _pass_on(signals: Signals, stop: Stop) -> None:
+    """Tell the batch of signals; one that takes long to end is hurried as by a second one."""
+    await signals.first.wait()
+    stop.soon.set()
+    _say("Ending; once more to break off.")
+    try:
+        async with asyncio.timeout(HURRY_S):
+            await signals.second.wait()
+    except TimeoutError:
+        pass
+    stop.now.set()
+
+
+def _check_prices(given: Given, model: str) -> None:
+    """Refuse a budget that cannot be kept."""
+    if given.plan.budget_usd is not None and not given.requests.models.of(model).has_prices:
+        raise ConfigError(
+            f"--budget: the prices of {model} are not known. Put them into the file that SANDHOG_MODELS_FILE names "
+            "(docs/limits-and-context.md)."
+        )
+
+
+def _write_manifest(given: Given, endpoint: ModelSettings) -> None:
+    flags: dict[str, Any] = {
+        "concurrency": given.plan.concurrency,
+        "budget_usd": given.plan.budget_usd,
+        "retry": given.retry,
+        "approve": type(given.approver).__name__.lower(),
+    }
+    write_manifest(
+        given.out,
+        tasks=given.tasks.path,
+        defaults=given.requests.defaults,
+        model=endpoint.model,
+        base_url=endpoint.base_url,
+        models=given.requests.models,
+        flags=flags,
+    )
+
+
+def _end(given: Given) -> Summary:
+    """Write the predictions, print the summary and return it."""
+    ids = {entry.id for entry in given.tasks.entries}
+    instances = {entry.id for entry in given.tasks.entries if entry.is_instance}
+    if instances:
+        write_predictions(given.out, instances)
+    summary = Summary.of(line for line in read_lines(given.out / RESULTS) if line.id in ids)
+    if given.as_json:
+        print(json.dumps({**summary.as_json(), "out": str(given.out)}))
+    else:
+        table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(style="dim")
+        table.add_column()
+        for name, value in summary.rows():
+            table.add_row(name, value)
+        console = Console(highlight=False)
+        console.print(table)
+        print(f"Results: {given.out / RESULTS}")
+    sys.stdout.flush()
+    return summary
+
+
+def _say(words: str) -> None:
+    print(f"sandhog: {words}", file=sys.stderr)
