@@ -22,6 +22,7 @@ from coordinator.session.box_options import BoxOptions
 from coordinator.session.catching_up import Continued
 from coordinator.session.conversation import NextMessage
 from coordinator.session.events import EventSink
+from coordinator.session.loop import SessionLoop
 from coordinator.session.reading import SessionReading, is_being_written, read_session
 from coordinator.session.rebuild import Rebuilt, rebuild
 from coordinator.session.request import SessionRequest
@@ -114,6 +115,7 @@ async def resume(
     env: Mapping[str, str] | None = None,
     by: str = BY_COMMAND,
     is_forced: bool = False,
+    make_loop: Callable[..., SessionLoop] = SessionLoop,
 ) -> SessionRunner:
     """Take a session over and return the runner that goes on with it.
 
@@ -130,6 +132,7 @@ async def resume(
         env: Values of the box's variables, where they are given anew.
         by: Who goes on, for the transcript.
         is_forced: Also take it from an owner that lives.
+        make_loop: See `SessionRunner`.
 
     Raises:
         ConfigError: it cannot go on, or it runs.
@@ -152,6 +155,7 @@ async def resume(
         next_message=next_message,
         env=env,
         by=by,
+        make_loop=make_loop,
     )
 
 
@@ -169,6 +173,7 @@ def continuing(
     next_message: NextMessage | None = None,
     env: Mapping[str, str] | None = None,
     by: str,
+    make_loop: Callable[..., SessionLoop] = SessionLoop,
 ) -> SessionRunner:
     """Return the runner of a session that is ours in Redis under this generation; else as `resume`.
 
@@ -178,6 +183,9 @@ def continuing(
     session_dir = cluster.state_dir / "sessions" / session_id
     # Read only now: what the owner before wrote until it lost the session counts.
     reading = read_session(session_dir)
+    rebuilt = rebuild(reading.entries)
+    if reading.entries and rebuilt.started is None:
+        raise TranscriptError(f"The transcript of session {session_id} does not say how it began.")
     box = BoxOptions(extras=request.box.extras, env=env or request.box.env or kept_env(session_dir))
     if env:
         try:
@@ -194,7 +202,8 @@ def continuing(
         secrets=secrets,
         session_id=session_id,
         next_message=next_message,
-        continued=Continued(reading, rebuild(reading.entries), generation, by, message),
+        continued=Continued(reading, rebuilt, generation, by, message),
+        make_loop=make_loop,
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -57,6 +57,7 @@ class SessionRunner:
         session_id: Its id; None makes one.
         next_message: Asks for a person's next message after each turn; None for one turn.
         continued: What an earlier owner left of it (see `resume`); None for a new session.
+        make_loop: Takes the arguments of `SessionLoop` and returns the loop; another one has its calls from elsewhere.
 
     Raises:
         ConfigError: the request goes beyond its ceiling, or its limits cannot be kept.
@@ -75,6 +76,7 @@ class SessionRunner:
         session_id: str | None = None,
         next_message: NextMessage | None = None,
         continued: Continued | None = None,
+        make_loop: Callable[..., SessionLoop] = SessionLoop,
     ) -> None:
         wants = Wants(
             request.workspace.policy, request.image, request.limits, makes_image=request.box.extras.makes_image
@@ -90,7 +92,10 @@ class SessionRunner:
         self._model = model
         self._approver, self._lasting = OneAtATime(approver), Lasting()
         self._next_message = next_message
-        self._continued = continued
+        # A session whose owner did not come to write anything begins now.
+        self._continued = continued if continued and continued.reading.entries else None
+        self._generation = continued.generation if continued else 1
+        self._make_loop = make_loop
         self.session_id = session_id or new_session_id()
         self.session_dir = cluster.state_dir / "sessions" / self.session_id
         self.spend, self.clock = Spend(facts), WallClock()
@@ -99,12 +104,12 @@ class SessionRunner:
         self._secrets = [*secrets, *request.box.env.values(), *request.parameters.secrets]
         if continued is None:
             self._make_session_dir()
-        else:
-            self._count(continued)
+        elif self._continued is not None:
+            self._count(self._continued)
         self._new_transcript = partial(Transcript.create, secrets=self._secrets, reserve=reserve)
-        generation = continued.generation if continued else 1
-        self._emit = Emitter(self._new_transcript(self.session_dir, self.session_id, generation), [self.clock, *sinks])
-        placed = continued.rebuilt.placed if continued else None
+        transcript = self._new_transcript(self.session_dir, self.session_id, self._generation)
+        self._emit = Emitter(transcript, [self.clock, *sinks])
+        placed = self._continued.rebuilt.placed if self._continued else None
         self._place = SessionPlace(
             self._request,
             cluster=cluster,
@@ -161,7 +166,7 @@ class SessionRunner:
             budgets=request.budgets,
         )
         strict = self._model.settings.strict_tools
-        return SessionLoop(
+        return self._make_loop(
             model=self._model,
             registry=talk.registry,
             shown=ShownTools(cluster.breakers, talk.registry, talk.session, talk.emit, strict=strict),
@@ -269,6 +274,7 @@ class SessionRunner:
         request = self._request
         return SessionStarted(
             session_id=self.session_id,
+            generation=self._generation,
             prompt=request.prompt,
             model=self._model.settings.model,
             policy=request.workspace.policy.value,
