@@ -16,6 +16,7 @@ COMMANDS = {
     "apply": "coordinator.commands.apply",
     "approve": "coordinator.commands.approve",
     "explain": "coordinator.commands.explain_command",
+    "mcp": "coordinator.commands.mcp",
     "breakers": "coordinator.commands.breakers",
     "serve": "coordinator.commands.serve",
     "worker": "coordinator.commands.worker",
