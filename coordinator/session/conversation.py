@@ -79,7 +79,8 @@ class Conversation:
             if rebuilt.open_step is not None and self.answers is not None:
                 self.loop.history.add_answers(await self.answers.find(rebuilt.open_step, place, cancelled))
         ended = rebuilt.ended
-        if self.loop.history.is_answered and not continued.message and (ended is None or ended.status == "completed"):
+        is_done = self.loop.history.is_answered and (ended is None or ended.status == "completed")
+        if is_done and rebuilt.text and not continued.message:
             # Its last owner did not come to say so.
             return Ending("completed", "done", rebuilt.text)
         words = continued.words(place)

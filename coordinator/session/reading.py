@@ -44,28 +44,29 @@ def segments(session_dir: Path) -> dict[int, Path]:
 
 
 def read_session(session_dir: Path) -> SessionReading:
-    """Return all that counts of a session's transcript.
+    """Return all that counts of a session's transcript; no entries where its owner did not come to write any.
 
     Raises:
         TranscriptError: there is none, or it cannot be read.
     """
     paths = segments(session_dir)
+    if not paths:
+        raise TranscriptError(f"{session_dir} holds no transcript.")
     chain: list[tuple[int, Reading]] = []
     faults: list[str] = []
     for generation in sorted(paths, reverse=True):
         chain = _chain(paths, generation, faults)
         if chain:
             break
-    if not chain:
-        raise TranscriptError(f"{session_dir} holds no transcript that can be read.")
-    name = _SEGMENT.fullmatch(paths[chain[-1][0]].name)
+    generation, last = chain[-1] if chain else (min(paths), read_transcript(paths[min(paths)], accepted_bytes=0))
+    name = _SEGMENT.fullmatch(paths[generation].name)
     assert name is not None
     return SessionReading(
         session_id=name["session"],
         entries=tuple(entry for _, reading in chain for entry in reading.entries),
         faults=(*faults, *(fault for _, reading in chain for fault in reading.faults)),
-        generation=chain[-1][0],
-        valid_bytes=chain[-1][1].valid_bytes,
+        generation=generation,
+        valid_bytes=last.valid_bytes,
         newest_generation=max(paths),
     )
 

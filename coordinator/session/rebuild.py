@@ -17,6 +17,7 @@ from coordinator.session.events import (
     CallFinished,
     CallStarted,
     ChildEnded,
+    ContextCompacted,
     Event,
     LimitsChanged,
     ModelReplied,
@@ -26,6 +27,8 @@ from coordinator.session.events import (
     SessionResumed,
     SessionStarted,
     StepStarted,
+    SystemWritten,
+    TokensSpent,
     ToolsShown,
     TurnEnded,
     UserMessage,
@@ -112,6 +115,9 @@ def rebuild(entries: Sequence[Entry]) -> Rebuilt:
     return builder.state
 
 
+_Talk = ModelReplied | ReplyTaken | UserMessage | StepStarted | ContextCompacted | SystemWritten
+
+
 class _Builder:
     def __init__(self) -> None:
         self.state = Rebuilt()
@@ -122,7 +128,7 @@ class _Builder:
 
     def take(self, event: Event) -> None:
         match event:
-            case ModelReplied() | ReplyTaken() | UserMessage() | StepStarted():
+            case ModelReplied() | ReplyTaken() | UserMessage() | StepStarted() | ContextCompacted() | SystemWritten():
                 self._conversation(event)
             case CallStarted() | CallFinished() | AnswerShortened() | ApprovalAsked() | ApprovalAnswered():
                 self._call(event)
@@ -142,13 +148,15 @@ class _Builder:
             case SessionStarted():
                 state.started, self._generation = event, event.generation
                 state.history = History(event.system)
-                state.history.add_user(event.prompt)
+                state.history.add_user(event.prompt, "user")
             case SessionResumed():
                 self._generation, state.ended = event.generation, None
             case SessionPlaced():
                 state.placed = event
             case ToolsShown():
                 state.tools = event.tools
+            case TokensSpent():
+                state.usages.append(event.usage)
             case LimitsChanged():
                 state.limits = event.limits
             case ChildEnded():
@@ -158,13 +166,18 @@ class _Builder:
             case SessionEnded():
                 state.ended = event
 
-    def _conversation(self, event: ModelReplied | ReplyTaken | UserMessage | StepStarted) -> None:
+    def _conversation(self, event: _Talk) -> None:
         state = self.state
         state.turn = None
         match event:
             case StepStarted():
                 self._close()
                 self._begun_step = event.step
+            case ContextCompacted():
+                self._close()
+                state.history.compact(event)
+            case SystemWritten():
+                state.history.set_system(event.system)
             case UserMessage():
                 self._close()
                 state.history.add_user(event.text, event.by)
@@ -184,9 +197,6 @@ class _Builder:
             return
         text = said.text if taken.text is None else taken.text
         reply = ModelReply(text, calls, said.finish_reason, said.usage, said.refusal, said.raw)
-        if not calls and not text and not said.refusal:
-            # An empty message is refused by strict endpoints, and nothing is lost with it.
-            return
         self.state.history.add_reply(reply, taken.call_ids)
         if calls:
             self.state.open_step = OpenStep(said.step, self._generation, calls, taken.call_ids)

@@ -184,7 +184,9 @@ class SubAgents:
     def _talk(self, call: HomeCall, record: "_Record", account: Account) -> Talk:
         seat, parameters = record.seat, _parameters(call)
         history = History(f"{self._lent.system(account.limits.now.steps, seat.is_read_only)}\n{RULES}")
-        history.add_user(parameters.prompt)
+        history.add_user(parameters.prompt, "user")
+        # The prompt stands in the first event.
+        history.journal = record
         registry = usable_tools(self._registry, None, is_read_only=seat.is_read_only)
         home_tools = dict(HOME_TOOLS)
         if self._depth > 1:

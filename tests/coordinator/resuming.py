@@ -1,0 +1,126 @@
+"""A node that lives in the test: calls have one outcome each, and what was started can be asked for."""
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.execute import Executor, Job, OnOutcome
+from coordinator.cluster.ownership import Ownership
+from coordinator.cluster.parts import Cluster
+from coordinator.cluster.placement import Placement
+from coordinator.cluster.settle import did_not_run
+from coordinator.cluster.store import Store, connect
+from coordinator.session.breakers import Breakers
+from coordinator.session.partition import Travel
+from tools.registry import builtin_registry
+from worker.contract import keys
+from worker.contract.checks import Check
+from worker.contract.orders import (
+    BoxOrder,
+    CallKey,
+    CallOrder,
+    CallOutcome,
+    Fate,
+    FinishOutcome,
+    NodeLife,
+    PrepareOutcome,
+)
+
+
+@dataclass
+class Table(Executor):
+    """Runs every order by noting it, and knows what it has run."""
+
+    ran: Counter[str] = field(default_factory=Counter)
+    """How often, by step and index."""
+    known: set[str] = field(default_factory=set)
+    """Steps and indexes of what an earlier owner started."""
+    on_run: Callable[[CallOrder], None] = lambda order: None
+
+    async def run(
+        self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+    ) -> None:
+        for job in jobs:
+            key = job.order.key
+            self.ran[_place(key)] += 1
+            self.on_run(job.order)
+            await on_outcome(_outcome(key, f"ran {_place(key)}"))
+
+    async def recover(
+        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+    ) -> CallOutcome:
+        if _place(order.key) in self.known:
+            return _outcome(order.key, f"collected {_place(order.key)}")
+        return did_not_run([order], "nobody started it")[0]
+
+
+class OneNode(Placement):
+    """Has room for everybody."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[BoxOrder, bool]] = []
+
+    async def place(self, session: str, home: str | None = None) -> NodeLife:
+        return NodeLife(node="n1", incarnation="n1-1", places=9, lanes=9)
+
+    async def prepare(
+        self,
+        box: BoxOrder,
+        node: NodeLife,
+        on_progress: Callable[[str], None] = lambda words: None,
+        *,
+        wants_notes: bool = False,
+    ) -> PrepareOutcome:
+        if box.workspace_mode == "copy":
+            (Path(box.session_dir) / "work").mkdir(exist_ok=True)
+        return PrepareOutcome(session=box.session)
+
+    async def finish(
+        self,
+        box: BoxOrder,
+        node: NodeLife,
+        *,
+        apply: bool,
+        check: Check | None = None,
+        keep_workspace: bool = False,
+        away_s: float = keys.OUTAGE_S,
+    ) -> FinishOutcome:
+        self.finished.append((box, keep_workspace))
+        if not keep_workspace:
+            shutil.rmtree(Path(box.session_dir) / "work", ignore_errors=True)
+        return FinishOutcome(session=box.session)
+
+    async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
+        return True
+
+
+@asynccontextmanager
+async def in_memory_cluster(redis_url: str, state_dir: Path, coordinator: str = "me") -> AsyncIterator[Cluster]:
+    """Yield a cluster whose one node is in this process."""
+    client = connect(redis_url)
+    store = Store(client)
+    async with Ownership(store, coordinator) as ownership:
+        yield Cluster(
+            store=store,
+            executor=Table(),
+            placement=OneNode(),
+            registry=builtin_registry(),
+            state_dir=state_dir,
+            requests=Requests(client),
+            breakers=Breakers(client),
+            ownership=ownership,
+        )
+    await client.aclose()
+
+
+def _place(key: CallKey) -> str:
+    return f"{key.step}.{key.index}"
+
+
+def _outcome(key: CallKey, text: str) -> CallOutcome:
+    return CallOutcome(key=key, fate=Fate.RAN, result={"status": "success", "text": text})

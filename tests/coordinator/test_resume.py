@@ -1,0 +1,272 @@
+"""A session that goes on after its owner ended, at whatever moment that was."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.cluster.parts import Cluster
+from coordinator.endpoint.model import ModelClient, ModelSettings
+from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
+from coordinator.errors import ConfigError, TranscriptError
+from coordinator.session.approvals import Always
+from coordinator.session.box_options import BoxOptions
+from coordinator.session.events import CallFinished, CallStarted, Event, SessionEnded, TurnEnded, UserMessage
+from coordinator.session.history import validate
+from coordinator.session.limits import Limits
+from coordinator.session.model_table import ModelTable
+from coordinator.session.reading import read_session
+from coordinator.session.rebuild import rebuild
+from coordinator.session.request import SessionRequest
+from coordinator.session.result import SessionResult
+from coordinator.session.resume import check, find, resume
+from coordinator.session.runner import SessionRunner
+from coordinator.session.saved import NAME, read_saved
+from coordinator.session.workspace_choice import Chosen
+from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
+from worker.contract.extras import ENV_FILE, BoxExtras
+from worker.contract.orders import Policy, WorkspaceMode
+
+KEY = "sk-test-0123456789abcdef0123456789abcdef"
+TODOS = {"todos": [{"content": "mend it", "status": "in_progress"}]}
+
+
+def read(path: str) -> ScriptedCall:
+    return ScriptedCall("Read", {"path": path})
+
+
+def bash(command: str) -> ScriptedCall:
+    return ScriptedCall("Bash", {"command": command})
+
+
+TEN_STEPS = [
+    Turn("I look.", calls=(read("a"), read("b"))),
+    Turn(calls=(bash("echo 1"),)),
+    Turn(calls=(ScriptedCall("TodoWrite", TODOS),)),
+    Turn("Many.", calls=(read("c"), bash("echo 2"), read("d"), bash("echo 3"))),
+    Turn(calls=(ScriptedCall("Nothing", {}), bash("echo 4"))),
+    Turn(calls=(ScriptedCall("Read", "{"),)),
+    Turn("cut", finish_reason="length"),
+    Turn(calls=(bash("echo 5"), bash("echo 6"))),
+    Turn(calls=(read("e"),)),
+    Turn("All done."),
+]
+
+
+def replies(messages: list[dict[str, Any]]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def by_replies(messages: list[dict[str, Any]]) -> Turn:
+    """What is said follows from the number of replies, whatever else was said meanwhile."""
+    return TEN_STEPS[replies(messages)]
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ScriptedEndpoint]:
+    with ScriptedEndpoint(by_replies) as running:
+        yield running
+
+
+@pytest.fixture
+async def model(endpoint: ScriptedEndpoint) -> AsyncIterator[ModelClient]:
+    client = ModelClient(ModelSettings("scripted", base_url=endpoint.base_url, api_key=KEY))
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def cluster(redis_url: str, tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with in_memory_cluster(redis_url, tmp_path / "state") as opened:
+        yield opened
+
+
+def wanted(tmp_path: Path, **more: Any) -> SessionRequest:
+    (tmp_path / "project").mkdir(exist_ok=True)
+    chosen = Chosen(tmp_path / "project", WorkspaceMode.COPY, "because", Policy.BOXED, False)
+    return SessionRequest(**{"prompt": "mend it", "workspace": chosen, "image": "box:1", **more})
+
+
+async def play(cluster: Cluster, model: ModelClient, request: SessionRequest, **more: Any) -> SessionResult:
+    runner = SessionRunner(request, cluster=cluster, model=model, approver=Always(), sinks=[], **more)
+    return await runner.run(asyncio.Event())
+
+
+async def go_on(cluster: Cluster, model: ModelClient, session: str, message: str = "", **more: Any) -> SessionRunner:
+    found = find(cluster.state_dir, session)
+    request = found.saved.to_request(ModelTable())
+    options: dict[str, Any] = {"approver": Always(), "sinks": [], **more}
+    return await resume(found, request, cluster=cluster, model=model, message=message, **options)
+
+
+def events_of(cluster: Cluster, session: str) -> list[Event]:
+    reading = read_session(cluster.state_dir / "sessions" / session)
+    return [entry.event for entry in reading.entries if entry.event is not None]
+
+
+def content_of(result: SessionResult) -> bytes:
+    return Path(result.transcript).read_bytes()
+
+
+def cuts(content: bytes) -> Iterator[int]:
+    """Before anything, behind each line, and within some."""
+    at = 0
+    yield at
+    for number, line in enumerate(content.splitlines(keepends=True)):
+        if number and number % 9 == 0:
+            yield at + len(line) // 2
+        at += len(line)
+        yield at
+
+
+async def test_a_session_goes_on_wherever_its_owner_was_killed(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    whole = await play(cluster, model, wanted(tmp_path))
+    assert (whole.status, whole.steps) == ("completed", 10), whole
+    session_dir = Path(whole.transcript).parent
+    content = content_of(whole)
+    for number, at in enumerate(cuts(content)):
+        name = f"20300131-120000-{number:08x}"
+        copy = session_dir.parent / name
+        copy.mkdir()
+        (copy / "work").mkdir()
+        shutil.copy(session_dir / NAME, copy)
+        (copy / f"{name}.1.jsonl").write_bytes(content[:at])
+        before = rebuild(read_session(copy).entries)
+        opened = before.open_step
+        begun = {f"{opened.step}.{index}" for index in opened.begun} if opened else set()
+        table = Table(known=begun)
+        runner = await go_on(
+            Cluster(**{**vars(cluster), "executor": table}), model, name, "more" if before.ended else ""
+        )
+        # Two more steps show what would go wrong.
+        last = replies(before.history.messages) + 2
+        endpoint.script = lambda messages, last=last: (
+            by_replies(messages) if replies(messages) < min(last, 9) else Turn("All done.")
+        )
+        result = await runner.run(asyncio.Event())
+        assert result.status == "completed", (at, result)
+        assert set(table.ran.values()) <= {1}, "no call runs twice"
+        assert not begun & set(table.ran), "what was started is not started again"
+        check_whole(events_of(cluster, name))
+        after = rebuild(read_session(copy).entries)
+        validate(after.history.messages)
+        assert after.text == result.text
+        shutil.rmtree(copy)
+
+
+def check_whole(events: list[Event]) -> None:
+    """Each call has one answer, and the session one end."""
+    answered = [(event.step, event.index) for event in events if isinstance(event, CallFinished)]
+    assert len(answered) == len(set(answered))
+    started = {(event.step, event.index) for event in events if isinstance(event, CallStarted)}
+    assert started <= set(answered)
+    assert isinstance(events[-1], SessionEnded)
+
+
+async def test_what_the_model_gets_is_what_it_would_have_got(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    result = await play(cluster, model, wanted(tmp_path))
+    sent = endpoint.requests[-1]["messages"]
+    rebuilt = rebuild(read_session(Path(result.transcript).parent).entries)
+    assert rebuilt.history.messages == [*sent, {"role": "assistant", "content": "All done."}]
+    assert (rebuilt.steps, rebuilt.calls) == (result.steps, result.calls)
+
+
+async def test_who_is_not_killed_is_not_robbed(cluster: Cluster, model: ModelClient, tmp_path: Path) -> None:
+    waits = asyncio.Event()
+
+    async def never(turn: TurnEnded) -> str | None:
+        waits.set()
+        await asyncio.Event().wait()
+        return None
+
+    request = wanted(tmp_path)
+    runner = SessionRunner(request, cluster=cluster, model=model, approver=Always(), sinks=[], next_message=never)
+    running = asyncio.create_task(runner.run(asyncio.Event()))
+    await asyncio.wait_for(waits.wait(), 60)
+    with pytest.raises(ConfigError, match="runs"):
+        await go_on(cluster, model, runner.session_id, "hello")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_completed_session_goes_on_with_a_message_only(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    result = await play(cluster, model, wanted(tmp_path))
+    with pytest.raises(ConfigError, match="Give it a message"):
+        await go_on(cluster, model, result.session_id)
+    with pytest.raises(ConfigError, match="private copy that is gone"):
+        await go_on(cluster, model, result.session_id, "and now?")
+
+
+async def test_turn_by_turn(cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
+    endpoint.script = [Turn("first"), Turn(calls=(read("a"),))]
+    endpoint.script = lambda messages: Turn(f"answer {sum(one['role'] == 'user' for one in messages)}")
+    said = iter(["second", "third"])
+
+    async def ask(turn: TurnEnded) -> str | None:
+        return next(said, None)
+
+    result = await play(cluster, model, wanted(tmp_path, limits=Limits(steps=1)), next_message=ask)
+    assert (result.status, result.text, result.steps) == ("completed", "answer 3", 3)
+    events = events_of(cluster, result.session_id)
+    assert [event.text for event in events if isinstance(event, TurnEnded)] == ["answer 1", "answer 2", "answer 3"]
+    assert [event.text for event in events if isinstance(event, UserMessage)] == ["second", "third"]
+
+
+async def test_a_session_that_stopped_keeps_its_copy_and_goes_on(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    endpoint.script = lambda messages: (
+        Turn("never mind") if "No tool can be called" in messages[-1]["content"] else by_replies(messages)
+    )
+    stopped = await play(cluster, model, wanted(tmp_path, limits=Limits(steps=2)))
+    assert stopped.status == "stopped"
+    placement = cluster.placement
+    assert isinstance(placement, OneNode)
+    assert placement.finished[-1][1], "the copy is kept"
+    endpoint.script = lambda messages: Turn("on it")
+    runner = await go_on(cluster, model, stopped.session_id)
+    result = await runner.run(asyncio.Event())
+    assert (result.status, result.text) == ("completed", "on it")
+    last = endpoint.requests[-1]["messages"][-1]
+    assert "fresh sandbox" in last["content"]
+    assert "goes on" in last["content"]
+
+
+async def test_no_secret_is_kept_with_the_request(cluster: Cluster, endpoint: ScriptedEndpoint, tmp_path: Path) -> None:
+    url = endpoint.base_url.replace("://", "://me:hidden-word@")
+    client = ModelClient(ModelSettings("scripted", base_url=url, api_key=KEY))
+    box = BoxOptions(extras=BoxExtras(env_names=("TOKEN_OF_MINE",)), env={"TOKEN_OF_MINE": "value-of-mine"})
+    request = wanted(tmp_path, prompt=f"use {KEY}", box=box)
+    runner = SessionRunner(request, cluster=cluster, model=client, approver=Always(), sinks=[], secrets=[KEY])
+    await client.close()
+    kept = (runner.session_dir / NAME).read_text()
+    for secret in (KEY, "hidden-word", "value-of-mine"):
+        assert secret not in kept
+    assert (runner.session_dir / NAME).stat().st_mode & 0o777 == 0o600
+    again = read_saved(runner.session_dir).to_request(ModelTable())
+    assert again.workspace == request.workspace
+    assert again.box.extras == request.box.extras
+    (runner.session_dir / ENV_FILE).unlink()
+    with pytest.raises(ConfigError, match="TOKEN_OF_MINE"):
+        check(find(cluster.state_dir, runner.session_id), again)
+
+
+async def test_a_request_of_a_later_release_is_refused(cluster: Cluster, model: ModelClient, tmp_path: Path) -> None:
+    runner = SessionRunner(wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[])
+    path = runner.session_dir / NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "v": 99}))
+    with pytest.raises(TranscriptError, match="later release"):
+        read_saved(runner.session_dir)
+    path.unlink()
+    with pytest.raises(TranscriptError, match="nobody can go on"):
+        read_saved(runner.session_dir)
