@@ -12,6 +12,7 @@ from coordinator.errors import ConfigError, SandhogError
 COMMANDS = {
     "run": "coordinator.commands.run",
     "batch": "coordinator.commands.batch",
+    "compare": "coordinator.commands.compare",
     "demo": "coordinator.commands.demo_command",
     "apply": "coordinator.commands.apply",
     "approve": "coordinator.commands.approve",
