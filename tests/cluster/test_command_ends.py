@@ -54,7 +54,7 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(state_dir: Path, proje
     with running([bash("sleep 30"), Turn("done")], state_dir, *boxed(project)) as process:
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=40)
+        _, err = process.communicate(timeout=120)
     # In the interpreter's own first moments Ctrl-C is the interpreter's.
     assert process.returncode in (130, -signal.SIGINT), err
     if process.returncode == 130:
@@ -64,14 +64,14 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(state_dir: Path, proje
 
 def test_a_second_ctrl_c_breaks_off_a_node_that_stands_still(state_dir: Path, project: Path, until: Until) -> None:
     with running([bash("touch begun; sleep 60")], state_dir, *boxed(project)) as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
         worker = embedded_pids(state_dir)[1]
         os.kill(worker, signal.SIGSTOP)
         try:
             process.send_signal(signal.SIGINT)
-            until(lambda: "cancelled" in transcript_text(state_dir), "the call was cancelled", 20)
+            until(lambda: "cancelled" in transcript_text(state_dir), "the call was cancelled", 90)
             process.send_signal(signal.SIGINT)
-            until(lambda: "session_ended" in transcript_text(state_dir), "the session was broken off", 10)
+            until(lambda: "session_ended" in transcript_text(state_dir), "the session was broken off", 60)
         finally:
             os.kill(worker, signal.SIGCONT)
         result, err = ended(process)
@@ -88,7 +88,7 @@ def test_a_redis_that_dies_for_good_ends_the_session_with_its_one_object(
     state_dir: Path, project: Path, until: Until
 ) -> None:
     with running([bash("touch begun; sleep 60")], state_dir, *boxed(project)) as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
         os.kill(embedded_pids(state_dir)[0], signal.SIGKILL)
         result, err = ended(process)
     assert process.returncode == 1, err
@@ -111,7 +111,7 @@ def test_closed_standard_streams_harm_nothing(state_dir: Path, project: Path, cl
             env=environment(endpoint, state_dir),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert done.returncode == 0, done.stderr
@@ -126,7 +126,7 @@ def test_a_reader_that_has_gone_loses_no_work(state_dir: Path, project: Path, st
     with running([bash("echo x > made"), Turn("all done")], state_dir, *boxed(project)) as process:
         getattr(process, stream).close()
         setattr(process, stream, None)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     if stream == "stderr":
         assert process.returncode == 0
         assert json.loads(out)["text"] == "all done"
@@ -142,7 +142,7 @@ def test_a_state_directory_that_cannot_be_used_is_a_message(state_dir: Path, pro
     file = state_dir / "file"
     file.write_text("")
     with running([Turn("hi")], state_dir, *boxed(project), SANDHOG_STATE_DIR=str(file)) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     assert "SANDHOG_STATE_DIR" in err
     assert "Traceback" not in err
@@ -157,7 +157,7 @@ def test_a_relative_state_directory_is_taken_from_where_the_command_was_given(st
             cwd=state_dir,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert done.returncode == 0, done.stderr
@@ -172,7 +172,7 @@ def test_a_working_directory_that_is_gone_is_a_message(state_dir: Path, tmp_path
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert done.returncode == 2, done.stderr
@@ -211,10 +211,12 @@ def fill(volume: Path) -> None:
 def test_a_full_disk_under_the_state_directory_fails_the_session_and_leaves_nothing(
     volume: Path, project: Path, until: Until
 ) -> None:
-    script = [bash("touch begun; sleep 2; echo x > made"), bash("true"), Turn("done")]
-    with running(script, volume, *boxed(project)) as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 40)
+    # Filling takes its time: the command waits for it, so that its end meets a full disk.
+    waits = "touch begun; until [ -e filled ]; do sleep 0.05; done; echo x > made"
+    with running([bash(waits), bash("true"), Turn("done")], volume, *boxed(project)) as process:
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
         fill(volume)
+        (project / "filled").touch()
         result, err = ended(process)
     assert process.returncode == 1, err
     assert result["status"] == "failed"
@@ -266,7 +268,7 @@ def test_bytes_that_are_no_text_are_no_answer(state_dir: Path, project: Path) ->
 
 
 def at_terminal(
-    argv: list[str], variables: dict[str, str], answer: Callable[[str], bytes | None], timeout_s: float = 60.0
+    argv: list[str], variables: dict[str, str], answer: Callable[[str], bytes | None], timeout_s: float = 120.0
 ) -> tuple[int, str]:
     """Run a program on a terminal of its own; its exit code and all that was shown."""
     pid, terminal = pty.fork()
@@ -308,10 +310,11 @@ def test_two_commands_at_once_share_a_state_directory(state_dir: Path, project: 
 
 
 def test_a_workspace_that_vanishes_ends_in_order(state_dir: Path, project: Path, until: Until) -> None:
-    script = [bash("touch begun; sleep 2"), bash("echo x > made"), Turn("done")]
+    script = [bash("touch begun; until [ -e gone ]; do sleep 0.05; done"), bash("echo x > made"), Turn("done")]
     with running(script, state_dir, *boxed(project)) as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 30)
-        project.rename(project.with_name("elsewhere"))
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
+        elsewhere = project.rename(project.with_name("elsewhere"))
+        (elsewhere / "gone").touch()
         result, err = ended(process)
     assert result["status"] == "completed", result
     assert "Traceback" not in err
@@ -322,16 +325,16 @@ def test_a_command_that_is_killed_while_its_worker_refuses_to_start_leaves_no_re
     state_dir: Path, project: Path, until: Until
 ) -> None:
     with running([Turn("done")], state_dir, *boxed(project), DOCKER_HOST="unix:///nowhere") as process:
-        until(lambda: bool(list((state_dir / "runs").glob("*/worker.log"))), "the worker begins", 30)
-        until(lambda: len(embedded_pids(state_dir)) == 2, "it is written down")
+        until(lambda: bool(list((state_dir / "runs").glob("*/worker.log"))), "the worker begins", 90)
+        until(lambda: len(embedded_pids(state_dir)) == 2, "it is written down", 60)
         _, worker_pid = embedded_pids(state_dir)
         os.kill(worker_pid, signal.SIGSTOP)
         process.kill()
         process.wait()
         assert any(one.startswith("process") for one in leftovers(state_dir)), "worker or Redis is alive"
         os.kill(worker_pid, signal.SIGCONT)
-        until(lambda: leftovers(state_dir) == [], "nothing is left", 30)
-        until(lambda: not any_redis_below(state_dir), "not even Redis", 10)
+        until(lambda: leftovers(state_dir) == [], "nothing is left", 90)
+        until(lambda: not any_redis_below(state_dir), "not even Redis", 60)
 
 
 def any_redis_below(directory: Path) -> bool:

@@ -56,7 +56,7 @@ def running(script: Script, state_dir: Path, *arguments: str, **variables: str) 
 
 def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     """Wait for the process; its one JSON object and what it wrote to stderr."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert out.count("\n") == 1, f"exactly one line on stdout: {out!r}\n{err}"
     return json.loads(out), err
 

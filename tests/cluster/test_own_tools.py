@@ -133,7 +133,7 @@ def text_of(path: Path) -> str:
 
 async def once_written(path: Path, then: Callable[[], object]) -> None:
     """Do something as soon as a file holds something."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not text_of(path):
             await asyncio.sleep(0.02)
     then()

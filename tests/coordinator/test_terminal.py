@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import io
 import os
+import select
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -51,12 +53,18 @@ class Seat:
         return asyncio.create_task(self.approver.ask(request))
 
     async def sees(self, words: str, times: int = 1) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.questions.getvalue().count(words) < times:
                 await asyncio.sleep(0.005)
 
     def types(self, text: str) -> None:
         os.write(self.keyboard, text.encode())
+
+    async def has_typed(self) -> None:
+        """Wait until a line that was typed has come to the terminal's other side: the kernel passes it on later."""
+        async with asyncio.timeout(60):
+            while not select.select([self.answers], [], [], 0)[0]:
+                await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -64,8 +72,11 @@ def terminal() -> Iterator[Seat]:
     master, slave = os.openpty()
     with os.fdopen(slave, "r") as answers:
         yield Seat(answers, master)
-        # Ends a read that is still under way.
+        # Ends a read that is still under way. It must be over before its descriptor is somebody else's.
         os.close(master)
+        for thread in threading.enumerate():
+            if thread.name == "approval":
+                thread.join(60)
 
 
 @pytest.fixture
@@ -119,6 +130,7 @@ async def test_what_is_no_answer_is_asked_again(terminal: Seat) -> None:
 
 async def test_what_was_typed_before_the_question_is_not_its_answer(terminal: Seat) -> None:
     terminal.types("y\nalw")
+    await terminal.has_typed()
     task = terminal.ask()
     await terminal.sees("allow?")
     terminal.types("n\n")
@@ -152,7 +164,7 @@ async def test_one_read_serves_all_questions(terminal: Seat) -> None:
     task = terminal.ask()
     await terminal.sees("allow?", times=4)
     terminal.types("y\n")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         decided = await task
     assert decided is not None
     assert decided.is_allowed

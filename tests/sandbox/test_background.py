@@ -27,11 +27,15 @@ while True:
 
 
 def test_what_ends_at_once_is_told_with_its_answer(run: Run, box: Box) -> None:
-    # A busy machine may take longer than the guest waits for it.
-    answers = [run("echo quick; exit 4", background=True) for _ in range(20)]
-    assert {answer.exit_code for answer in answers} <= {4, None}
-    ended = next(answer for answer in answers if answer.exit_code == 4)
-    assert output_of(box, str(ended.background_id)).data == b"quick\n"
+    # A busy machine may take longer than the guest waits for it; not every time.
+    for _ in range(300):
+        answer = run("echo quick; exit 4", background=True)
+        assert answer.exit_code in {4, None}
+        if answer.exit_code == 4:
+            break
+        end_of(box, str(answer.background_id), run)
+    assert answer.exit_code == 4
+    assert output_of(box, str(answer.background_id)).data == b"quick\n"
 
 
 def test_what_cannot_start_is_refused(run: Run) -> None:
