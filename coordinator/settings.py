@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     """Embedded cluster: a box whose worker has been silent this long ends by itself."""
     models_file: Path | None = None
     """Prices and windows of models; see docs/limits-and-context.md."""
+    context_tokens: int | None = Field(default=None, ge=1000)
+    """Window of the model; it is learned where nobody says it."""
     image: str = DEFAULT_IMAGE
     """Image of the boxes."""
     profile: str = DEFAULT_PROFILE

@@ -27,6 +27,7 @@ from worker.contract.orders import (
     PrepareOutcome,
 )
 from worker.errors import BoxUnavailable
+from worker.project_notes import project_notes
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,9 @@ def prepared(boxes: Boxes, order: PrepareOrder) -> PrepareOutcome:
     """Return once the session's box stands, or why it cannot."""
     session, started = order.box.session, time.monotonic()
     try:
-        boxes.box_for(order.box)
+        box = boxes.box_for(order.box)
     except BoxUnavailable as exc:
         return PrepareOutcome(session=session, error=str(exc))
+    notes = project_notes(box, order.box) if order.wants_notes else None
     ready_ms = (time.monotonic() - started) * 1000
-    return PrepareOutcome(session=session, ready_ms=ready_ms, bounds=boxes.bounds(order.box))
+    return PrepareOutcome(session=session, ready_ms=ready_ms, bounds=boxes.bounds(order.box), notes=notes)

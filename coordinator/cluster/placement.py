@@ -119,15 +119,26 @@ class Placement:
         return view.is_leased or self._watch.health(home).leaseless_s > MOVE_S
 
     async def prepare(
-        self, box: BoxOrder, node: NodeLife, on_progress: Callable[[str], None] = lambda words: None
+        self,
+        box: BoxOrder,
+        node: NodeLife,
+        on_progress: Callable[[str], None] = lambda words: None,
+        *,
+        wants_notes: bool = False,
     ) -> PrepareOutcome:
-        """Return once the session's box stands. `on_progress` is told now and then what the node is at.
+        """Return once the session's box stands.
+
+        Args:
+            box: The box.
+            node: Where it is to stand.
+            on_progress: Is told now and then what the node is at.
+            wants_notes: Read what the workspace has for agents.
 
         Raises:
             NoBox: it cannot be started; says why.
         """
         wait_s = PREPARE_S + (box.extras.setup_timeout_s if box.extras.makes_image else 0)
-        order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation)
+        order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation, wants_notes=wants_notes)
         watch = asyncio.create_task(self._tell_progress(box.session, on_progress), name=f"progress {box.session}")
         try:
             asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s)

@@ -86,7 +86,7 @@ def batch(
     """
     settings = read_settings()
     own = own_tools([*settings.tool_paths, *(tools or ())])
-    models = read_model_table(settings.models_file)
+    models = read_model_table(settings.models_file, settings.context_tokens)
     limits = Limits(
         steps=max_steps,
         calls=max_calls,

@@ -48,6 +48,8 @@ def run(
     max_tokens_out: run_flags.MaxTokensOut = None,
     max_cost: run_flags.MaxCost = None,
     max_time: run_flags.MaxTime = None,
+    context_tokens: run_flags.ContextTokens = None,
+    project_instructions: run_flags.ProjectInstructions = True,
     tools: run_flags.Tools = None,
     allow_host: box_flags.AllowHost = None,
     env: box_flags.Env = None,
@@ -101,7 +103,9 @@ def run(
         approval_s=settings.approval_s,
         budgets=settings.budgets,
         task_depth=settings.task_depth,
-        models=read_model_table(settings.models_file),
+        models=read_model_table(settings.models_file, settings.context_tokens),
+        context_tokens=context_tokens,
+        has_project_notes=project_instructions,
     )
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
     if answerer is Approve.ALWAYS and chosen.policy is Policy.GUARDED and chosen.mode is WorkspaceMode.BIND:

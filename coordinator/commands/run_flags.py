@@ -53,6 +53,12 @@ MaxTokensIn = Annotated[
 ]
 MaxTokensOut = Annotated[int | None, typer.Option(min=1, help="Tokens made by the model at most.")]
 MaxCost = Annotated[float | None, typer.Option(min=0.000001, help="US dollars at most; see SANDHOG_MODELS_FILE.")]
+ContextTokens = Annotated[
+    int | None, typer.Option(min=1000, help="Window of the model in tokens (SANDHOG_CONTEXT_TOKENS).")
+]
+ProjectInstructions = Annotated[
+    bool, typer.Option("--project-instructions/--no-project-instructions", help="Give the model what AGENTS.md says.")
+]
 MaxTime = Annotated[float | None, typer.Option(min=0.001, help="Seconds at most; waiting for your yes does not count.")]
 Tools = Annotated[
     list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")

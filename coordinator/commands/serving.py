@@ -85,7 +85,7 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
         roots=serve_settings.roots,
         tools=tools,
         rules=rules,
-        models=read_model_table(settings.models_file),
+        models=read_model_table(settings.models_file, settings.context_tokens),
         archives=Archives(settings.state_dir),
         environment=os.environ,
     )
@@ -102,7 +102,7 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
         cluster = await stack.enter_async_context(open_cluster(redis_url, settings.state_dir, tools))
         models = await stack.enter_async_context(Models(endpoint))
         most = serving.max_sessions or serve_settings.max_sessions
-        sessions = Sessions(cluster, admission, models.of, tokens=tokens, max_running=most, hidden=hidden)
+        sessions = Sessions(cluster, admission, models, tokens=tokens, max_running=most, hidden=hidden)
         await stack.enter_async_context(sessions)
         server = _Server(
             uvicorn.Config(

@@ -65,23 +65,31 @@ class ModelTable:
     """Facts by name or pattern, in the file's order."""
 
     facts: Mapping[str, ModelFacts] = field(default_factory=dict)
+    context_tokens: int | None = None
+    """Window of models for which the file says none."""
 
     def of(self, model: str) -> ModelFacts:
-        """Return what is known of a model; nothing where no name or pattern fits."""
-        return next((facts for name, facts in self.facts.items() if fnmatchcase(model, name)), ModelFacts())
+        """Return what is known of a model; little where no name or pattern fits."""
+        found = next((facts for name, facts in self.facts.items() if fnmatchcase(model, name)), ModelFacts())
+        return found if found.context_tokens else found.model_copy(update={"context_tokens": self.context_tokens})
 
 
-def read_model_table(path: Path | None) -> ModelTable:
+def read_model_table(path: Path | None, context_tokens: int | None = None) -> ModelTable:
     """Return a file's table; an empty one for None.
+
+    Args:
+        path: The file.
+        context_tokens: Window of models for which it says none.
 
     Raises:
         ConfigError: It cannot be read, or something in it is not as it should be.
     """
     if path is None:
-        return ModelTable()
+        return ModelTable(context_tokens=context_tokens)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        return ModelTable({name: ModelFacts.model_validate(table) for name, table in tables.items()})
+        facts = {name: ModelFacts.model_validate(table) for name, table in tables.items()}
+        return ModelTable(facts, context_tokens)
     except ValidationError as exc:
         fault = exc.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])

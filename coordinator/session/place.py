@@ -24,7 +24,7 @@ from coordinator.session.request import SessionRequest
 from coordinator.session.step import StepRunner
 from worker.contract import keys
 from worker.contract.checks import Check
-from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, ProjectNotes
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,9 @@ class SessionPlace:
         self._emit = emit
         self._on_lost = on_lost
         self._node: NodeLife | None = None
+        self.wants_notes = not self._is_open and request.may_have_project_notes
+        self.notes: ProjectNotes | None = None
+        """What the workspace has for agents; None until the box stands."""
 
     @property
     def box(self) -> BoxOrder:
@@ -89,6 +92,7 @@ class SessionPlace:
             workspace_mode=request.workspace.mode,
             as_root=request.workspace.as_root,
             profile=request.profile,
+            principal=request.principal,
             extras=request.box.extras,
             source=request.source,
         )
@@ -105,7 +109,10 @@ class SessionPlace:
         await self._open()
         self._node = node = await placement.place(self._session, self._home)
         await self._move_to(node)
-        prepared = await placement.prepare(self.box, node, lambda words: self._emit(Notice(text=words)))
+        prepared = await placement.prepare(
+            self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
+        )
+        self.notes = prepared.notes
         run_id = await self._ask(self._cluster.store.run_id)
         self._emit(
             SessionPlaced(node=node.node, incarnation=node.incarnation, run_id=run_id, bounds=dict(prepared.bounds))

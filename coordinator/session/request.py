@@ -14,6 +14,7 @@ from coordinator.session.ceilings import NO_CEILING, Ceiling
 from coordinator.session.checks import CheckOptions
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelTable
+from coordinator.session.prompt import NOTES_FILE
 from coordinator.session.subagents import DEPTH
 from coordinator.session.workspace_choice import Chosen
 from tools.rules import Rules
@@ -54,6 +55,8 @@ class SessionRequest:
     budgets: Budgets = BUDGETS
     models: ModelTable = field(default_factory=ModelTable)
     """What is known of models."""
+    has_project_notes: bool = True
+    """The model is given what the workspace's AGENTS.md says, if there is one."""
     context_tokens: int | None = None
     """The model's window; None takes it from `models`, or learns it."""
     parameters: ModelParameters = DEFAULT_PARAMETERS
@@ -66,6 +69,19 @@ class SessionRequest:
     """How deep sub-agents may go; 0 for none at all."""
     check: CheckOptions | None = None
     """Judges the workspace at the end, unless the session failed or was cancelled."""
+
+    @property
+    def may_have_project_notes(self) -> bool:
+        """Whether there is anything to read, as far as can be told before a node has the workspace.
+
+        The model waits for its box where there is: a session without them asks at once.
+        """
+        if not self.has_project_notes:
+            return False
+        given = any(file.path == NOTES_FILE for file in self.box.extras.files)
+        directory = self.workspace.directory
+        # Only whether the name is there: what it stands for is looked at in the box.
+        return given or self.source is not None or not directory.is_dir() or os.path.lexists(directory / NOTES_FILE)
 
     @property
     def origin(self) -> str:

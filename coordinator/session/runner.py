@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import FINISH_S
+from coordinator.cluster.seat import Seat
 from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import TranscriptError
@@ -19,7 +20,7 @@ from coordinator.session.ceilings import Wants, usable_tools, within
 from coordinator.session.context import Context, keeper
 from coordinator.session.conversation import Conversation, NextMessage
 from coordinator.session.emitting import Emitter
-from coordinator.session.events import EventSink, Notice, SessionEnded, SessionResumed, SessionStarted
+from coordinator.session.events import EventSink, Notice, SessionEnded, SessionResumed, SessionStarted, SystemWritten
 from coordinator.session.history import History
 from coordinator.session.home_tools import HOME_TOOLS, HomeTool
 from coordinator.session.limits import LiveLimits
@@ -143,7 +144,7 @@ class SessionRunner:
             emit=self._emit,
             sync=self._emit.transcript.sync,
             home_tools=self._home_tools(system, account),
-            waits_for_box=request.box.extras.makes_image,
+            waits_for_box=request.box.extras.makes_image or self._place.wants_notes,
         )
         loop = self._loop(talk)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
@@ -210,6 +211,9 @@ class SessionRunner:
                 has_rules=request.rules is not None,
                 is_read_only=is_read_only,
                 allow_hosts=request.box.extras.allow_hosts,
+                profile=request.profile,
+                notes=self._place.notes,
+                added=request.parameters.system,
             )
         )
 
@@ -247,7 +251,7 @@ class SessionRunner:
             strict = self._model.settings.strict_tools
             answers = OpenAnswers(self._cluster, loop.steps, self._registry, continued.rebuilt, strict)
         conversation = Conversation(loop, self._emit, self._grant, self._next_message, continued, answers)
-        seat = asyncio.create_task(self._place.take(), name=f"seat {self.session_id}")
+        seat = asyncio.create_task(self._take_seat(loop.history), name=f"seat {self.session_id}")
         try:
             self._emit(self._resumed(continued) if continued else self._started(system))
             return await conversation.run(seat, cancelled)
@@ -259,6 +263,15 @@ class SessionRunner:
             return Ending("failed", f"internal: {type(exc).__name__}: {exc}")
         finally:
             await end(seat)
+
+    async def _take_seat(self, history: History) -> Seat:
+        """Return the session's seat; the repository's words are in the system message then."""
+        seat = await self._place.take()
+        if self._place.notes is not None:
+            system = self._system(self._request.limits.steps, self._request.is_read_only)
+            self._emit(SystemWritten(system=system))
+            history.set_system(system)
+        return seat
 
     def _resumed(self, continued: Continued) -> SessionResumed:
         return SessionResumed(

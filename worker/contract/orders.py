@@ -109,6 +109,8 @@ class BoxOrder(Contract):
     """OCI runtime; None is the engine's default."""
     profile: str = DEFAULT_PROFILE
     """Name of the limits' profile."""
+    principal: str = "local"
+    """Who the session acts for: whose logins pull its image."""
     extras: BoxExtras = BoxExtras()
     """What the box has beyond that."""
     source: Source | None = None
@@ -203,12 +205,25 @@ class CutNote(BaseModel):
     total_lines: int
 
 
+class ProjectNotes(BaseModel):
+    """What a repository says to agents; untrusted text."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    text: str
+    """The file's beginning."""
+    total_bytes: int
+    """Size of the whole file."""
+
+
 class PrepareOrder(Contract):
     """Asks a node to have a session's box ready before the first call needs it."""
 
     box: BoxOrder
     node: str
     incarnation: str
+    wants_notes: bool = False
+    """Read the workspace's instructions for agents."""
 
 
 class PrepareOutcome(Contract):
@@ -220,6 +235,8 @@ class PrepareOutcome(Contract):
     ready_ms: float = 0.0
     bounds: dict[str, str] = {}
     """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
+    notes: ProjectNotes | None = None
+    """What the workspace has for agents, if that was asked for."""
 
 
 class FinishOrder(Contract):
