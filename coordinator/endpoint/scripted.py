@@ -86,13 +86,27 @@ class ScriptedEndpoint:
         port: 0 for a free one.
         api_key: Demanded as bearer token; None takes any.
         model: The model's name in answers.
+        max_requests: What comes while so many are under way is answered 429; None takes any number.
     """
 
-    def __init__(self, script: Script, *, port: int = 0, api_key: str | None = None, model: str = "scripted") -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        port: int = 0,
+        api_key: str | None = None,
+        model: str = "scripted",
+        max_requests: int | None = None,
+    ) -> None:
         self.script = script
         self.api_key = api_key
         self.model = model
         self.requests: deque[dict[str, Any]] = deque(maxlen=KEPT_REQUESTS)
+        self.headers: deque[dict[str, str]] = deque(maxlen=KEPT_REQUESTS)
+        """Each request's headers, their names in small letters."""
+        self.refused = 0
+        """Requests that were answered 429 for their number."""
+        self._places = None if max_requests is None else threading.BoundedSemaphore(max_requests)
         self.closing = threading.Event()
         self._played: dict[int, tuple[Turn, int]] = {}
         self._lock = threading.Lock()
@@ -119,6 +133,19 @@ class ScriptedEndpoint:
             _, played = self._played.get(id(turn), (turn, 0))
             self._played[id(turn)] = (turn, played + 1)
         return turn.first[played] if played < len(turn.first) else turn
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[bool]:
+        """Holds a place for a request; yields whether there was one."""
+        has_place = self._places is None or self._places.acquire(blocking=False)
+        if not has_place:
+            with self._lock:
+                self.refused += 1
+        try:
+            yield has_place
+        finally:
+            if has_place and self._places is not None:
+                self._places.release()
 
     def close(self) -> None:
         """Ends all connections and threads."""
@@ -228,13 +255,19 @@ class _Handler(BaseHTTPRequestHandler):
             body = json.loads(received)
             _check(body)
             endpoint.requests.append(body)
+            endpoint.headers.append({name.lower(): value for name, value in self.headers.items()})
             turn = endpoint.turn(body["messages"])
         except (ValueError, HistoryInvalid) as exc:
             self._fail(400, str(exc))
         except IndexError:
             self._fail(400, f"the script has no turn {step_of(body['messages'])}")
         else:
-            self._play(turn, body, length)
+            with endpoint.place() as has_place:
+                if has_place:
+                    self._play(turn, body, length)
+            # Behind the block, so that no client sees its answer before its place is free.
+            if not has_place:
+                self._fail(429, {"message": "too many requests at once", "type": "rate_limit_error", "code": None})
 
     def _play(self, turn: Turn, body: dict[str, Any], length: int) -> None:
         self.server.endpoint.closing.wait(turn.delay_s)

@@ -60,7 +60,7 @@ def test_a_tool_choice_is_a_word_or_a_tool(choice: str, sent: Any) -> None:
 
 
 def test_the_first_reply_may_have_a_choice_of_its_own() -> None:
-    fields = {"tool_choice": "auto", "first_tool_choice": "Read"}
+    fields: dict[str, Any] = {"tool_choice": "auto", "first_tool_choice": "Read"}
     assert body(is_first=True, **fields)["tool_choice"] == NAMED
     assert body(is_first=False, **fields)["tool_choice"] == "auto"
     assert "tool_choice" not in body(first_tool_choice="required")
