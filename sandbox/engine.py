@@ -17,6 +17,7 @@ from docker.utils import kwargs_from_env
 
 from sandbox import controls
 from sandbox.box import Box
+from sandbox.building import BuildClient
 from sandbox.container import DockerContainer, remove_container, settled, state_of, translated
 from sandbox.creation import BOX_LABEL, INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
@@ -108,7 +109,7 @@ class DockerEngine:
             clock=settings.clock,
         )
         self.maker = Maker(
-            self._client, lambda timeout_s: docker.APIClient(**self._client_options(timeout_s)), settings.clock
+            self._client, lambda timeout_s: BuildClient(**self._client_options(timeout_s)), settings.clock
         )
         self._deaths = Deaths(self._subscribe, self._lose_hung)
         self._heart = Heart(self._living, self._standing, settings.heartbeat_s)
@@ -142,9 +143,9 @@ class DockerEngine:
         workspace_disk = spec.workspace_dir if spec.workspace_size_bytes is None else spec.spill_dir
         places = (self.machine.data_dir, self._settings.records_dir, workspace_disk)
         check_room(places, self._settings.min_free_bytes)
-        with self.images.held(spec.image) as image, self._starts:
+        with self.images.held(spec.image, spec.principal) as image, self._starts:
             # Tried while the box itself starts; nobody gets the box before it is known.
-            proof = self._proofs.begin(spec, image.id)
+            proof = self._proofs.begin(spec, image.proven_as)
             try:
                 box = self._start_checked(spec, image, session, generation, pool_key)
             finally:
@@ -179,7 +180,7 @@ class DockerEngine:
             box.lose(LossReason.OOM, "the box's memory limit ended it")
 
     def _start_canary(self, spec: BoxSpec) -> Box:
-        with self.images.held(spec.image) as image:
+        with self.images.held(spec.image, spec.principal) as image:
             return self._start_checked(spec, image, CANARY, 0, "")
 
     def _new_record(self, spec: BoxSpec, image: Image, session: str, generation: int, pool_key: str) -> BoxRecord:
@@ -318,7 +319,8 @@ class DockerEngine:
         return self._records.all()
 
     def pool_key(self, spec: BoxSpec) -> str | None:
-        """What two boxes have alike that may stand for each other; None when the image is not here yet.
+        """What two boxes have alike that may stand for each other; None when the image is not here yet, or not the
+        principal's to use.
 
         Everything that is fixed when a box is made goes into it, save what is made anew for each: user and
         directories.
@@ -327,7 +329,9 @@ class DockerEngine:
             EngineUnavailable.
         """
         image = self.images.find(spec.image)
-        return None if image is None else fingerprint(spec, image.id, str(self._settings.guest_folder))
+        if image is None or not self.images.may_use(image, spec.principal):
+            return None
+        return fingerprint(spec, image.id, str(self._settings.guest_folder))
 
     def freeze_all(self) -> None:
         """Let the commands of all boxes stand still until `release_all`; comes back before they do."""

@@ -20,9 +20,10 @@ from typing import Any
 
 from sandbox import wire
 from sandbox.errors import SandboxError
+from sandbox.unwinding import drop_unwinding
 
 PACKAGE = Path(__file__).parent
-LAYOUT_VERSION = "1"
+LAYOUT_VERSION = "2"
 SCRIPTS = {
     "spawner.py": PACKAGE / "guest" / "spawner.py",
     "relay.py": PACKAGE / "guest" / "relay.py",
@@ -122,6 +123,8 @@ def _build(folder: Path, sources: Sources) -> None:
     shutil.copy(sources.interpreter, folder / "bin" / "python3")
     shutil.copy(loader, folder / "bin" / "ld.so")
     shutil.copy(sources.rg, folder / "bin" / "rg")
+    for program in [*(folder / "bin").iterdir(), *(folder / "lib").glob("*.so*")]:
+        drop_unwinding(program)
     _open_to_all(folder)
     _try_out(folder)
 

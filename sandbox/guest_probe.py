@@ -33,6 +33,7 @@ def main() -> None:
 
 def collect(request: dict[str, Any], modules: dict[str, ModuleType]) -> dict[str, Any]:
     """Compile the modules into the folder; the loader and the extension modules of this interpreter."""
+    import _imp
     import shutil
     import sysconfig
     from pathlib import Path
@@ -44,6 +45,9 @@ def collect(request: dict[str, Any], modules: dict[str, ModuleType]) -> dict[str
     dynload.mkdir(parents=True)
     extensions = []
     for name, module in modules.items():
+        # The interpreter has these within itself; by `os` it finds its library.
+        if name != "os" and _imp.is_frozen(name):
+            continue
         file = getattr(module, "__file__", None) or ""
         base = stdlib.joinpath(*name.split("."))
         sources = (base.with_name(base.name + ".py"), base / "__init__.py")

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +24,10 @@ from sandbox.errors import EngineUnavailable, ImageMissing, SandboxError
 
 log = logging.getLogger(__name__)
 
+MADE_REPOSITORY = "sandhog-made"
+"""Of all images that are made here."""
+MADE_OF_LABEL = "sandhog.made-of"
+"""The image that set-up began with, whose limits are proven."""
 PROGRESS_S = 2.0
 """How often a pull says how far it is."""
 
@@ -34,6 +38,8 @@ class RegistryLogin:
 
     username: str
     password: str = field(repr=False)
+    principals: frozenset[str] | None = None
+    """Whose sessions pull with it; None is everybody's."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class ImageSettings:
     """For a whole pull."""
     silence_s: float = 120.0
     """A pull that says nothing for so long is given up."""
-    logins: Mapping[str, RegistryLogin] = field(default_factory=dict, repr=False)
+    logins: Mapping[str, Sequence[RegistryLogin]] = field(default_factory=dict, repr=False)
     """By the registry's host, with its port if it has one; `docker.io` is Docker's own."""
     budget_bytes: int | None = None
     """What pulled images may take together; None sets no bound."""
@@ -59,6 +65,8 @@ class Image:
     id: str
     """Digest of its configuration."""
     env: Mapping[str, str]
+    proven_as: str = ""
+    """The image whose proof holds for this one too: itself, or what its set-up began with."""
 
 
 class PullClient(docker.APIClient):
@@ -105,20 +113,34 @@ class Images:
                 found: dict[str, Any] = self._client.inspect_image(ref)  # type: ignore[no-untyped-call]
         except ImageMissing:
             return None
-        return Image(found["Id"], _parse_env(found.get("Config", {}).get("Env") or []))
+        config = found.get("Config") or {}
+        # Only names that we give: anybody may label an image.
+        is_made = any(tag.startswith(f"{MADE_REPOSITORY}:") for tag in found.get("RepoTags") or ())
+        made_of = (config.get("Labels") or {}).get(MADE_OF_LABEL) if is_made else None
+        return Image(found["Id"], _parse_env(config.get("Env") or []), made_of or found["Id"])
+
+    def may_use(self, image: Image, principal: str) -> bool:
+        """Whether the principal may: one that was pulled with a login is for those who showed that they have one."""
+        principals = self._read_book().get(image.id, {}).get("principals")
+        return principals is None or principal in principals
 
     @contextmanager
-    def held(self, ref: str) -> Iterator[Image]:
+    def held(self, ref: str, principal: str = "") -> Iterator[Image]:
         """The image, pulled if need be, and not removed from here while it is held.
 
+        `principal`: whose login pulls it. An image that is here by the login of others is asked for anew.
+
         Raises:
-            ImageMissing: it is not there and cannot be pulled.
+            ImageMissing: it is not there, or not the principal's to use, and cannot be pulled.
             EngineUnavailable.
         """
         image = self.find(ref)
-        if image is None:
-            self._pull_once(ref)
+        if image is None or not self.may_use(image, principal):
+            self._pull_once(ref, principal)
             image = self.find(ref)
+            if image is not None and not self.may_use(image, principal):
+                # Waited for somebody else's pull.
+                self._pull_once(ref, principal)
         if image is None:
             raise ImageMissing(f"image {ref} was pulled and is gone again")
         self._pinned[image.id] += 1
@@ -182,7 +204,7 @@ class Images:
             pulled[image_id] = (str(entry["ref"]), int(found["Size"]))
         return pulled
 
-    def _pull_once(self, ref: str) -> None:
+    def _pull_once(self, ref: str, principal: str) -> None:
         """Pull, or wait for the pull of the same image that is under way."""
         if not self._settings.may_pull or ref.startswith("sha256:"):
             raise ImageMissing(f"image {ref} is not on this engine")
@@ -197,7 +219,7 @@ class Images:
                 raise ImageMissing(f"image {ref} is still being pulled") from None
             return
         try:
-            self._pull(ref)
+            self._pull(ref, principal)
         except BaseException as error:
             mine.set_exception(error if isinstance(error, SandboxError) else ImageMissing(f"{ref}: {error}"))
             raise
@@ -207,9 +229,15 @@ class Images:
             with self._lock:
                 self._pulls.pop(ref, None)
 
-    def _pull(self, ref: str) -> None:
+    def _login(self, ref: str, principal: str) -> RegistryLogin | None:
+        """The principal's own login at the image's registry, else everybody's."""
+        logins = self._settings.logins.get(resolve_repository_name(ref)[0], ())
+        own = (login for login in logins if login.principals is not None and principal in login.principals)
+        return next(own, next((login for login in logins if login.principals is None), None))
+
+    def _pull(self, ref: str, principal: str) -> None:
         repository, tag = parse_repository_tag(ref)
-        login = self._settings.logins.get(resolve_repository_name(ref)[0])
+        login = self._login(ref, principal)
         auth = {"username": login.username, "password": login.password} if login else None
         log.info("an image is pulled", extra={"image": ref})
         # A connection of its own: closing it in the middle ends the pull on the engine too.
@@ -224,9 +252,20 @@ class Images:
             client.close()
         image = self.find(ref)
         if image is not None:
-            entry = {"ref": ref, "used": self._clock()}
-            self._change_book(lambda book: book.update({image.id: entry}))
+            self._note_pull(image, ref, login)
         log.info("an image was pulled", extra={"image": ref})
+
+    def _note_pull(self, image: Image, ref: str, login: RegistryLogin | None) -> None:
+        may = None if login is None or login.principals is None else login.principals
+
+        def note(book: dict[str, dict[str, Any]]) -> None:
+            known = book.get(image.id, {})
+            entry: dict[str, Any] = {"ref": ref, "used": self._clock()}
+            if may is not None and (not known or "principals" in known):
+                entry["principals"] = sorted(may.union(known.get("principals", ())))
+            book[image.id] = entry
+
+        self._change_book(note)
 
     def _follow(self, ref: str, events: Iterator[dict[str, Any]]) -> None:
         """Read a pull's events to the end.

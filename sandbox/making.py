@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,16 +18,17 @@ import docker
 from docker.utils.build import exclude_paths
 
 from sandbox.box import Box
+from sandbox.building import BuildClient, watched
 from sandbox.container import translated
 from sandbox.creation import NAME_PREFIX
 from sandbox.errors import ImageMissing, SandboxError
+from sandbox.images import MADE_OF_LABEL, MADE_REPOSITORY, Image
 
 log = logging.getLogger(__name__)
 
 MADE_LABEL = "sandhog.made"
 MADE_BY_LABEL = "sandhog.made-by"
 """The session that it was made for first."""
-MADE_REPOSITORY = "sandhog-made"
 TAIL_CHARS = 2000
 MAX_CONTEXT_FILES = 100_000
 
@@ -87,7 +88,7 @@ class Maker:
     def __init__(
         self,
         client: docker.APIClient,
-        new_client: Callable[[float], docker.APIClient],
+        new_client: Callable[[float], BuildClient],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
@@ -109,11 +110,10 @@ class Maker:
             BuildFailed: it fails, or takes longer.
             EngineUnavailable.
         """
-        deadline = time.monotonic() + timeout_s
         printed = ""
         client = self._new_client(timeout_s)
         try:
-            with translated(f"build of {dockerfile}"):
+            with watched(client, timeout_s, go_on), translated(f"build of {dockerfile}"):
                 events = client.build(
                     path=str(context),
                     dockerfile=str(dockerfile),
@@ -123,8 +123,7 @@ class Maker:
                     decode=True,
                     labels={MADE_LABEL: "build", MADE_BY_LABEL: session},
                 )
-                for event in _until(events, deadline):
-                    go_on()
+                for event in events:
                     printed = (printed + str(event.get("stream", "")))[-TAIL_CHARS:]
                     if "error" in event:
                         raise BuildFailed(f"{dockerfile} cannot be built: {event['error']}\n{printed}"[:TAIL_CHARS])
@@ -134,8 +133,8 @@ class Maker:
             client.close()
         log.info("an image was built", extra={"image": tag})
 
-    def keep(self, box: Box, image_id: str, tag: str, session: str, timeout_s: float) -> None:
-        """Keep what a box became as an image that is otherwise like the one it was started from.
+    def keep(self, box: Box, base: Image, tag: str, session: str, timeout_s: float) -> None:
+        """Keep what a box became as an image that is otherwise like `base`, from which it was started.
 
         Raises:
             EngineUnavailable.
@@ -144,10 +143,10 @@ class Maker:
         client = self._new_client(timeout_s)
         try:
             with translated(f"keeping of {name}"):
-                config = client.inspect_image(image_id)["Config"]  # type: ignore[no-untyped-call]
+                config = client.inspect_image(base.id)["Config"]  # type: ignore[no-untyped-call]
                 labels = client.inspect_container(name)["Config"]["Labels"] or {}
                 # The engine adds what the container has and this leaves out: its own labels would name a box.
-                made = {MADE_LABEL: "setup", MADE_BY_LABEL: session}
+                made = {MADE_LABEL: "setup", MADE_BY_LABEL: session, MADE_OF_LABEL: base.proven_as}
                 labels = dict.fromkeys(labels, "") | (config.get("Labels") or {}) | made
                 conf = {**config, "Labels": labels, "Entrypoint": config.get("Entrypoint") or []}
                 repository, _, version = tag.partition(":")
@@ -204,13 +203,6 @@ class Maker:
             else:
                 removed.append(tag)
         return removed
-
-
-def _until(events: Iterator[dict[str, Any]], deadline: float) -> Iterator[dict[str, Any]]:
-    for event in events:
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        yield event
 
 
 def _time_of(image: dict[str, Any]) -> datetime:

@@ -22,7 +22,7 @@ from sandbox.spec import BoxSpec
 
 log = logging.getLogger(__name__)
 
-PER_BOX = ("workspace_dir", "workspace_size_bytes", "spill_dir", "uid", "gid", "image")
+PER_BOX = ("workspace_dir", "workspace_size_bytes", "spill_dir", "uid", "gid", "image", "principal")
 PING_S = 1.0
 """A warm box that does not answer so soon is not handed over."""
 MAX_PAUSE_S = 60.0

@@ -82,6 +82,8 @@ class BoxSpec:
     installs: bool = False
     """Commands of root may change files of every owner inside: for a box whose result becomes an image."""
     profile: str = "default"
+    principal: str = ""
+    """Whose session it is: which images it may have, and by whose login."""
     allow_weak: frozenset[str] = frozenset()
     """Names of controls that may be missing (see `ControlNotEnforced.control`)."""
 

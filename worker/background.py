@@ -16,17 +16,23 @@ KEEP_S = 20.0
 """For all of a box: a guest that answers slowly does not hold up the end of its session."""
 
 
-def keep_background_output(box: Box, session_dir: Path, spills: Spills) -> None:
-    """Write what the box still has of its background commands' output, each into a file of its own; never raises."""
+def keep_background_output(box: Box, session_dir: Path, spills: Spills) -> int:
+    """Write what the box still has of its background commands' output, each into a file of its own; never raises.
+
+    Returns of how many commands something was kept.
+    """
     if not box.is_alive():
-        return
+        return 0
+    kept = 0
     deadline = time.monotonic() + KEEP_S
     try:
         for state in box.backgrounds(None):
             if state.total_bytes > state.first_byte and time.monotonic() < deadline:
                 _keep(box, state, spills.file(session_dir, _name(box, state)), deadline)
+                kept += 1
     except SandboxError as exc:
         log.warning("background output was not kept", extra={"box_id": box.box_id, "error": str(exc)})
+    return kept
 
 
 def _name(box: Box, state: Background) -> str:

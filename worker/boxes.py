@@ -54,6 +54,7 @@ IDLE_NOTE = (
     "fresh one. "
 )
 NOWHERE = Workspace(Path("/"), 0, 0, Path("/"), WorkspaceMode.COPY)
+OUTPUT_NOTE = "What background commands had printed until then is in /spill, in files named background-*."
 """For what a box of a kind is made of, whichever workspace it gets."""
 
 
@@ -65,6 +66,7 @@ class _Seat:
     box: Box | None = None
     workspace: Workspace | None = None
     note: str = ""
+    session_dir: Path | None = None
     """Told with its next answer to each conversation that had the box which was lost last."""
     losses: int = 0
     """How many boxes were lost; this and `heard` are guarded by the lock of its Boxes."""
@@ -130,7 +132,9 @@ class Boxes:
         adopted = []
         for record, box in self._engine.adopt():
             if record.session:
-                self._sit(self._seat(record.session), box, record.generation)
+                seat = self._seat(record.session)
+                seat.session_dir = Path(record.spill_dir).parent
+                self._sit(seat, box, record.generation)
                 adopted.append(record.session)
             elif self._warm is not None:
                 self._warm.take_back(record, box)
@@ -167,6 +171,7 @@ class Boxes:
             seat.idle_s = self._specs.profile_of(order).idle_s
             limit_bytes = self._specs.profile_of(order).limits().workspace_bytes
             if self._disk is not None and limit_bytes is not None:
+            seat.session_dir = Path(order.session_dir)
                 is_copy = order.workspace_mode is WorkspaceMode.COPY
                 is_bounded = workspace.own_size_bytes(order) is not None
                 directory = None if is_bounded else workspace.directory_of(order)
@@ -214,6 +219,7 @@ class Boxes:
                 _end(seat)
                 self._tell(seat, IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST)
                 if self._places is not None:
+                kept = f" {OUTPUT_NOTE}" if self._keep_output(seat) else ""
                     self._places.give_back(session)
                     seat.is_placeless = True
                 ended.append(session)
@@ -264,8 +270,8 @@ class Boxes:
                 self._finished.move_to_end(order.box.session)
                 while len(self._finished) > KEPT_FINISHED:
                     self._finished.popitem(last=False)
-            if seat.box is not None:
-                keep_background_output(seat.box, Path(order.box.session_dir), self._spills)
+            seat.session_dir = Path(order.box.session_dir)
+            self._keep_output(seat)
             if order.check is not None:
                 checked = self._checked(seat, order.box, order.check)
             _end(seat)
@@ -351,6 +357,12 @@ class Boxes:
         self._tell(seat, f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}")
 
     def _tell(self, seat: _Seat, note: str) -> None:
+    def _keep_output(self, seat: _Seat) -> int:
+        """Keep what background commands printed, and return of how many. The seat's lock is held."""
+        if seat.box is None or seat.session_dir is None:
+            return 0
+        return keep_background_output(seat.box, seat.session_dir, self._spills)
+
         """Have the note told to every conversation that had the box."""
         with self._guard:
             seat.note, seat.losses = note, seat.losses + 1

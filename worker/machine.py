@@ -107,8 +107,11 @@ def _images(settings: NodeSettings) -> ImageSettings:
         may_pull=settings.pull,
         pull_timeout_s=settings.pull_timeout_s,
         logins={
-            host: RegistryLogin(login.username, login.password.get_secret_value())
-            for host, login in settings.registries.items()
+            host: tuple(
+                RegistryLogin(login.username, login.password.get_secret_value(), login.principals)
+                for login in (logins if isinstance(logins, tuple) else (logins,))
+            )
+            for host, logins in settings.registries.items()
         },
         budget_bytes=None if budget_mib is None else budget_mib * MIB,
     )

@@ -117,11 +117,11 @@ class Setup:
 
     def _set_up(self, order: BoxOrder, like: BoxSpec, ref: str, deadline: float) -> str:
         files = dict(_files(order))
-        with self._engine.images.held(ref) as image:
+        with self._engine.images.held(ref, order.principal) as image:
             tag = made_tag(_digest(order, like, image, files))
             with self._one_at_a_time(tag, order.session, deadline):
                 if not self._is_there(tag):
-                    self._make(order, replace(like, image=image.id), files, tag, deadline)
+                    self._make(order, replace(like, image=image.id), image, files, tag, deadline)
         return tag
 
     def _is_there(self, tag: str) -> bool:
@@ -143,7 +143,9 @@ class Setup:
         finally:
             lock.release()
 
-    def _make(self, order: BoxOrder, like: BoxSpec, files: dict[str, bytes], tag: str, deadline: float) -> None:
+    def _make(
+        self, order: BoxOrder, like: BoxSpec, base: Image, files: dict[str, bytes], tag: str, deadline: float
+    ) -> None:
         scratch = Path(tempfile.mkdtemp(prefix="setup-", dir=order.session_dir))
         try:
             workspace, spill = scratch / "workspace", scratch / "spill"
@@ -168,7 +170,7 @@ class Setup:
                     self._active[order.session] = box
                 self._check_wanted(order.session)
                 self._run(box, order, deadline)
-                self._engine.maker.keep(box, like.image, tag, order.session, KEEP_S)
+                self._engine.maker.keep(box, base, tag, order.session, KEEP_S)
                 self._engine.images.count(tag)
             finally:
                 with self._guard:

@@ -77,6 +77,7 @@ class Specs:
             dead_man_s=self.dead_man_s,
             lifetime_s=profile.lifetime_s,
             profile=order.profile,
+            principal=order.principal,
             allow_weak=profile.allow_weak,
         )
 

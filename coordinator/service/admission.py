@@ -68,14 +68,15 @@ class Admission:
         image, profile = wanted.image or self.settings.image, wanted.profile or self.settings.profile
         tools = self._known(wanted.tools)
         ceiling = principal.allowance.ceiling
-        wants = Wants(workspace.policy, image, wanted.limits, profile, tools)
+        box = self._box(wanted, principal)
+        wants = Wants(workspace.policy, image, wanted.limits, profile, tools, box.extras.makes_image)
         granted = within(wants, ceiling, principal.name)
         return SessionRequest(
             prompt=wanted.prompt,
             workspace=workspace,
             image=image,
             limits=granted.limits,
-            box=self._box(wanted, principal),
+            box=box,
             principal=principal.name,
             is_adoptable=True,
             ceiling=ceiling.model_copy(update={"tools": granted.tools}),

@@ -1,5 +1,7 @@
 """Ceilings: what a principal's session may have at most."""
 
+from dataclasses import replace
+
 import pytest
 
 from coordinator.errors import ConfigError
@@ -36,6 +38,14 @@ def test_numbers_and_tools_are_cut_to_it() -> None:
 def test_what_would_be_another_session_is_refused(ceiling: Ceiling, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         within(WANTS, ceiling, "ann")
+
+
+def test_who_may_not_make_images_gets_no_set_up() -> None:
+    wants = replace(WANTS, makes_image=True)
+    assert within(wants, NO_CEILING, "ann") == wants
+    assert within(WANTS, Ceiling(may_make_images=False), "ann") == WANTS
+    with pytest.raises(ConfigError, match="ann may not use set-up commands or a Dockerfile"):
+        within(wants, Ceiling(may_make_images=False), "ann")
 
 
 def test_an_image_is_allowed_by_name_or_beginning() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.guest_folder import GuestFolderError, Sources, find_sources, install
+from sandbox.spec import MIB
+from sandbox.unwinding import drop_unwinding
 
 
 def test_it_is_built_once_and_found_again(tmp_path: Path) -> None:
@@ -19,7 +21,7 @@ def test_it_is_built_once_and_found_again(tmp_path: Path) -> None:
 
 def test_it_is_small_and_open_to_every_user(guest_folder: Path) -> None:
     files = [path for path in guest_folder.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 30_000_000
+    assert sum(path.stat().st_blocks * 512 for path in files) <= 15 * MIB
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in files)
     assert all(path.stat().st_mode & 0o555 == 0o555 for path in guest_folder.rglob("*") if path.is_dir())
     assert not any(path.is_symlink() for path in guest_folder.rglob("*"))
@@ -28,6 +30,21 @@ def test_it_is_small_and_open_to_every_user(guest_folder: Path) -> None:
 def test_its_search_program_runs(guest_folder: Path) -> None:
     printed = subprocess.run([guest_folder / "bin" / "rg", "--version"], capture_output=True, text=True, check=True)
     assert printed.stdout.startswith("ripgrep")
+
+
+def test_a_program_without_its_tables_has_the_same_size_and_runs(tmp_path: Path) -> None:
+    true = shutil.which("true")
+    assert true is not None
+    copy, text = tmp_path / "true", tmp_path / "text"
+    shutil.copy(true, copy)
+    text.write_text("no program")
+    before = copy.read_bytes()
+    for path in (copy, text):
+        drop_unwinding(path)
+    assert len(copy.read_bytes()) == len(before)
+    assert copy.read_bytes().count(0) > before.count(0)
+    assert subprocess.run([copy], check=False).returncode == 0
+    assert text.read_text() == "no program"
 
 
 def test_an_interpreter_that_cannot_be_used_leaves_nothing(tmp_path: Path) -> None:

@@ -209,13 +209,35 @@ def test_a_registry_gets_its_own_login_and_nobody_else_sees_it(
     ref = registry.add("private")
     registry.login = f"me:{PASSWORD}"
     caplog.set_level(logging.DEBUG, "sandbox")
-    for logins in ({}, {registry.host: RegistryLogin("me", "wrong")}, {"other.example": RegistryLogin("me", PASSWORD)}):
+    mine, wrong = RegistryLogin("me", PASSWORD), RegistryLogin("me", "wrong")
+    for logins in ({}, {registry.host: (wrong,)}, {"other.example": (mine,)}):
         with pytest.raises(ImageMissing) as missing:
             pull(make_images(logins=logins), ref)
         assert PASSWORD not in str(missing.value)
-    right = {registry.host: RegistryLogin("me", PASSWORD)}
+    right = {registry.host: (mine,)}
     pull(make_images(logins=right), ref)
     assert PASSWORD not in caplog.text + repr(ImageSettings(logins=right)) + repr(right)
+
+
+def test_an_image_is_for_those_whose_login_pulled_it(registry: Registry, make_images: Make) -> None:
+    ref, public = registry.add("anns"), registry.add("public")
+    registry.login = f"ann:{PASSWORD}"
+    ann, bob = (RegistryLogin(name, PASSWORD, frozenset({name})) for name in ("ann", "bob"))
+    images = make_images(logins={registry.host: (bob, ann)})
+    with images.held(ref, "ann") as image:
+        assert images.may_use(image, "ann")
+        assert not images.may_use(image, "bob")
+    for other in ("bob", "carl"):
+        with pytest.raises(ImageMissing, match="could not be pulled"), images.held(ref, other):
+            pass
+    # It is for everybody who shows that they may have it.
+    registry.login = f"bob:{PASSWORD}"
+    with images.held(ref, "bob"), images.held(ref, "ann"):
+        pass
+    registry.login = ""
+    pull(images, public)
+    with images.held(public, "anybody"):
+        pass
 
 
 def test_a_pull_that_says_nothing_is_given_up(registry: Registry, make_images: Make) -> None:

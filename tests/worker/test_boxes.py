@@ -233,7 +233,7 @@ def test_an_idle_session_gives_its_place_back_and_goes_on_later(
     boxes = make(idle_s=0.5)
     redis_client.zadd(keys.places(node), {"s": 2e9})
     box = boxes.box_for(order())
-    sh(box, "echo mine > mine; cd /tmp")
+    assert sh(box, "(sleep 0.1; echo later) & echo mine > mine; cd /tmp") == ""
     assert boxes.end_idle() == []
 
     until(lambda: boxes.end_idle() == ["s"], "the box was ended")
@@ -246,6 +246,8 @@ def test_an_idle_session_gives_its_place_back_and_goes_on_later(
     note = boxes.take_note("s", "s")
     assert "without a call" in note
     assert "Kept" in note
+    assert "in /spill, in files named background-*" in note
+    assert sh(fresh, "cat /spill/background-*") == "later\n"
 
 
 def test_a_box_with_a_running_command_is_not_idle(make: Make, order: MakeOrder) -> None:

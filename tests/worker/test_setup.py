@@ -15,7 +15,8 @@ import pytest
 from sandbox.egress.settings import EgressSettings
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
-from sandbox.making import MADE_BY_LABEL, MADE_LABEL, MADE_REPOSITORY
+from sandbox.images import MADE_OF_LABEL, MADE_REPOSITORY
+from sandbox.making import MADE_BY_LABEL, MADE_LABEL
 from sandbox.requests import CallMark, RunRequest
 from tests.conftest import Until
 from worker.boxes import NOWHERE, Boxes
@@ -240,7 +241,13 @@ def test_a_kept_image_is_like_its_base_and_names_no_box(
     assert {name for name, value in kept["Labels"].items() if value} - set(base["Labels"] or {}) == {
         MADE_LABEL,
         MADE_BY_LABEL,
+        MADE_OF_LABEL,
     }
+    # What limits can do was proven with the base: the made one needs no proof of its own.
+    assert kept["Labels"][MADE_OF_LABEL] == client.inspect_image(IMAGE)["Id"]  # type: ignore[no-untyped-call]
+    proven = [json.loads(path.read_text()) for path in Path(os.environ["SANDHOG_PROOFS_DIR"]).glob("*.json")]
+    made_id = client.inspect_image(tag)["Id"]  # type: ignore[no-untyped-call]
+    assert made_id not in {proof["key"]["image"] for proof in proven}
 
 
 def test_sessions_that_want_the_same_make_it_once(session: Callable[..., Session], client: docker.APIClient) -> None:
@@ -310,6 +317,35 @@ def test_a_dockerfile_that_fails_says_why(session: Callable[..., Session], tmp_p
     broken = session(dockerfile=str(tmp_path / "Dockerfile"), context=str(tmp_path))
     with pytest.raises(BoxUnavailable, match="the reason"):
         broken.run("true")
+
+
+def test_a_build_that_nobody_wants_any_more_or_takes_too_long_ends_at_once(
+    session: Callable[..., Session], client: docker.APIClient, until: Until, tmp_path: Path
+) -> None:
+    name = f"building-{uuid.uuid4().hex}"
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nRUN : {name}; sleep 1000\n")
+
+    def steps() -> list[Any]:
+        return [each for each in client.containers() if name in each["Command"]]
+
+    late = session(dockerfile=str(tmp_path / "Dockerfile"), context=str(tmp_path), setup_timeout_s=2)
+    with pytest.raises(BoxUnavailable, match="not built within"):
+        late.run("true")
+    building = session(dockerfile=str(tmp_path / "Dockerfile"), context=str(tmp_path))
+    outcome: list[str] = []
+
+    def start() -> None:
+        with pytest.raises(BoxUnavailable) as refused:
+            building.run("true")
+        outcome.append(str(refused.value))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    until(lambda: bool(steps()), "the step runs", 60.0)
+    building.finish()
+    thread.join(30)
+    assert "ended while its image was being made" in outcome[0]
+    until(lambda: not steps(), "the engine ended the step", 60.0)
 
 
 def test_variables_reach_commands_and_no_image(session: Callable[..., Session], client: docker.APIClient) -> None:
