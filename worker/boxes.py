@@ -53,8 +53,8 @@ IDLE_NOTE = (
     "Your sandbox was ended after {minutes} minutes without a call, so that others could have its place; this is a "
     "fresh one. "
 )
-NOWHERE = Workspace(Path("/"), 0, 0, Path("/"), WorkspaceMode.COPY)
 OUTPUT_NOTE = "What background commands had printed until then is in /spill, in files named background-*."
+NOWHERE = Workspace(Path("/"), 0, 0, Path("/"), WorkspaceMode.COPY)
 """For what a box of a kind is made of, whichever workspace it gets."""
 
 
@@ -65,8 +65,8 @@ class _Seat:
     lock: threading.Lock = field(default_factory=threading.Lock)
     box: Box | None = None
     workspace: Workspace | None = None
-    note: str = ""
     session_dir: Path | None = None
+    note: str = ""
     """Told with its next answer to each conversation that had the box which was lost last."""
     losses: int = 0
     """How many boxes were lost; this and `heard` are guarded by the lock of its Boxes."""
@@ -168,10 +168,10 @@ class Boxes:
                 self._take_place(seat, order.session)
                 self._sit(seat, self._start(seat, order), order.generation)
             assert seat.box is not None
+            seat.session_dir = Path(order.session_dir)
             seat.idle_s = self._specs.profile_of(order).idle_s
             limit_bytes = self._specs.profile_of(order).limits().workspace_bytes
             if self._disk is not None and limit_bytes is not None:
-            seat.session_dir = Path(order.session_dir)
                 is_copy = order.workspace_mode is WorkspaceMode.COPY
                 is_bounded = workspace.own_size_bytes(order) is not None
                 directory = None if is_bounded else workspace.directory_of(order)
@@ -216,10 +216,10 @@ class Boxes:
                 idle_s = seat.idle_s or self._idle_s
                 if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < idle_s:
                     continue
-                _end(seat)
-                self._tell(seat, IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST)
-                if self._places is not None:
                 kept = f" {OUTPUT_NOTE}" if self._keep_output(seat) else ""
+                _end(seat)
+                self._tell(seat, IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST + kept)
+                if self._places is not None:
                     self._places.give_back(session)
                     seat.is_placeless = True
                 ended.append(session)
@@ -350,6 +350,12 @@ class Boxes:
         with self._guard:
             return self._seats.setdefault(session, _Seat())
 
+    def _keep_output(self, seat: _Seat) -> int:
+        """Keep what background commands printed, and return of how many. The seat's lock is held."""
+        if seat.box is None or seat.session_dir is None:
+            return 0
+        return keep_background_output(seat.box, seat.session_dir, self._spills)
+
     def _drop(self, seat: _Seat, why: str) -> None:
         assert seat.box is not None
         seat.box.close()
@@ -357,12 +363,6 @@ class Boxes:
         self._tell(seat, f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}")
 
     def _tell(self, seat: _Seat, note: str) -> None:
-    def _keep_output(self, seat: _Seat) -> int:
-        """Keep what background commands printed, and return of how many. The seat's lock is held."""
-        if seat.box is None or seat.session_dir is None:
-            return 0
-        return keep_background_output(seat.box, seat.session_dir, self._spills)
-
         """Have the note told to every conversation that had the box."""
         with self._guard:
             seat.note, seat.losses = note, seat.losses + 1
