@@ -2,18 +2,17 @@
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
-from coordinator.commands import box_flags, run_flags
+from coordinator.commands import box_flags, model_flags, run_flags
 from coordinator.commands.explain import rules_of
 from coordinator.commands.one_session import Command, check_directory, own_tools, run_command
 from coordinator.commands.outcome import finish
 from coordinator.commands.run_flags import Approve
 from coordinator.commands.terminal import is_terminal
-from coordinator.endpoint.model import ModelSettings
 from coordinator.errors import ConfigError
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import read_model_table
@@ -51,6 +50,19 @@ def run(
     context_tokens: run_flags.ContextTokens = None,
     project_instructions: run_flags.ProjectInstructions = True,
     tools: run_flags.Tools = None,
+    system: model_flags.System = None,
+    no_stream: model_flags.NoStream = False,
+    temperature: model_flags.Temperature = None,
+    top_p: model_flags.TopP = None,
+    max_tokens: model_flags.MaxTokens = None,
+    reasoning_effort: model_flags.ReasoningEffort = None,
+    seed: model_flags.Seed = None,
+    stop: model_flags.Stop = None,
+    tool_choice: model_flags.ToolChoice = None,
+    first_tool_choice: model_flags.FirstToolChoice = None,
+    no_parallel_tool_calls: model_flags.NoParallelToolCalls = False,
+    extra_body: model_flags.ExtraBody = None,
+    header: model_flags.Header = None,
     allow_host: box_flags.AllowHost = None,
     env: box_flags.Env = None,
     env_file: box_flags.EnvFile = None,
@@ -61,6 +73,7 @@ def run(
     setup_file: box_flags.SetupFile = None,
     setup_timeout: box_flags.SetupTimeout = 900.0,
     json: run_flags.Json = False,
+    is_chat: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Run one session to its end.
 
@@ -73,8 +86,23 @@ def run(
     wanted = Wanted(directory, bind=bind, copy=copy, as_root=as_root, policy=policy, is_terminal=on_terminal)
     chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
     own = own_tools([*settings.tool_paths, *(tools or ())])
+    parameters = model_flags.model_parameters(
+        system=system,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        reasoning_effort=reasoning_effort,
+        seed=seed,
+        stop=stop,
+        tool_choice=tool_choice,
+        first_tool_choice=first_tool_choice,
+        no_parallel_tool_calls=no_parallel_tool_calls,
+        extra_body=extra_body,
+        header=header,
+    )
+    parameters.check_tools(own.registry.names())
     request = SessionRequest(
-        prompt=_prompt(prompt),
+        prompt=prompt if is_chat else _prompt(prompt),
         tool_paths=tuple(os.fspath(path.absolute()) for path in tools or ()),
         workspace=chosen,
         image=image or settings.image,
@@ -102,6 +130,7 @@ def run(
         rules=rules_of(policy_file or settings.policy_file, own.registry),
         approval_s=settings.approval_s,
         budgets=settings.budgets,
+        parameters=parameters,
         task_depth=settings.task_depth,
         models=read_model_table(settings.models_file, settings.context_tokens),
         context_tokens=context_tokens,
@@ -110,10 +139,17 @@ def run(
     answerer = approve or (Approve.ASK if on_terminal else Approve.NEVER)
     if answerer is Approve.ALWAYS and chosen.policy is Policy.GUARDED and chosen.mode is WorkspaceMode.BIND:
         print(UNASKED.format(directory=visible_line(str(directory), 200)), file=sys.stderr)
-    endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
-    endpoint = replace(endpoint, strict_tools=settings.strict_tools)
-    command = Command(request, endpoint, answerer.value, is_live=not json, tools=own)
+    endpoint = model_flags.model_settings(settings, model, stream=not no_stream)
+    talk = _talk(is_chat=is_chat, may_ask=on_terminal and not json and prompt != "-")
+    command = Command(request, endpoint, answerer.value, is_live=not json, tools=own, talk=talk)
     finish(run_command(command, settings), as_json=json)
+
+
+def _talk(*, is_chat: bool, may_ask: bool) -> Literal["once", "further", "chat"]:
+    """Return whether a person says more when a turn has ended."""
+    if is_chat:
+        return "chat"
+    return "further" if may_ask else "once"
 
 
 def _prompt(argument: str) -> str:
