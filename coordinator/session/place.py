@@ -93,7 +93,6 @@ class SessionPlace:
             as_root=request.workspace.as_root,
             profile=request.profile,
             principal=request.principal,
-            principal=request.principal,
             extras=request.box.extras,
             source=request.source,
         )

@@ -111,8 +111,6 @@ class BoxOrder(Contract):
     """Name of the limits' profile."""
     principal: str = "local"
     """Who the session acts for: whose logins pull its image."""
-    principal: str = "local"
-    """Who the session acts for: whose logins pull its image."""
     extras: BoxExtras = BoxExtras()
     """What the box has beyond that."""
     source: Source | None = None
