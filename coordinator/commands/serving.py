@@ -7,17 +7,17 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 
 from coordinator.api.app import create_app
 from coordinator.commands.explain import rules_of
+from coordinator.commands.model_flags import model_settings
 from coordinator.commands.one_session import own_tools
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.ending import end
-from coordinator.endpoint.model import ModelSettings
 from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.service.admission import Admission
@@ -77,8 +77,7 @@ def run_server(serving: Serving) -> None:
 async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSettings, tokens: Tokens) -> None:
     signals = Signals()
     tools = own_tools([*settings.tool_paths, *serving.tools])
-    endpoint = ModelSettings.from_environment(settings.model, os.environ)
-    endpoint = replace(await choose_model(endpoint), strict_tools=settings.strict_tools)
+    endpoint = await choose_model(model_settings(settings, None))
     rules = rules_of(serving.policy_file or settings.policy_file, tools.registry)
     admission = Admission(
         settings,
