@@ -40,12 +40,20 @@ PASSED_ON = (
     "SANDHOG_PROOFS_DIR",
     "SANDHOG_MADE_KEEP_DAYS",
     "SANDHOG_WORKSPACE_DISKS",
+    "SSL_CERT_FILE",
+    "GIT_SSL_CAINFO",
+    "SANDHOG_WORKSPACE_ROOTS",
+    "SANDHOG_SOURCE_MIB",
+    "SANDHOG_SOURCE_KEEP_MIB",
+    "SANDHOG_SOURCE_TIMEOUT_S",
     "SANDHOG_EGRESS_PRIVATE",
     "SANDHOG_EGRESS_DENY",
     "SANDHOG_EGRESS_MIB_PER_S",
     "SANDHOG_EGRESS_TOTAL_MIB",
 )
 """What the worker gets of this process's environment: no key of any kind."""
+PASSED_START = "SANDHOG_GIT_"
+"""Begins the names of others that it gets: what repositories are fetched with, which boxes never see."""
 
 REFUSAL = "sandhog worker: "
 """Begins what a node says that refuses to start."""
@@ -267,7 +275,7 @@ def live_redis_urls(state_dir: Path) -> list[str]:
 
 
 def _clean_environment() -> Mapping[str, str]:
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith(PASSED_START)}
 
 
 @contextlib.contextmanager

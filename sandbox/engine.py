@@ -25,6 +25,7 @@ from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
 from sandbox.errors import EngineUnavailable, LossReason, SandboxError
 from sandbox.heart import Heart, Standing
+from sandbox.image_files import ImageFiles
 from sandbox.images import Image, Images, ImageSettings, PullClient
 from sandbox.lifeline import Lifeline
 from sandbox.machine import UnsupportedEngine, check_supported, parse_machine
@@ -110,6 +111,9 @@ class DockerEngine:
         )
         self.maker = Maker(
             self._client, lambda timeout_s: BuildClient(**self._client_options(timeout_s)), settings.clock
+        )
+        self.image_files = ImageFiles(
+            self.images, lambda timeout_s: docker.APIClient(**self._client_options(timeout_s))
         )
         self._deaths = Deaths(self._subscribe, self._lose_hung)
         self._heart = Heart(self._living, self._standing, settings.heartbeat_s)

@@ -30,6 +30,7 @@ from worker.own_disk import OwnDisks
 from worker.places import Places
 from worker.progress import Progress
 from worker.setup import Setup
+from worker.sources.held import Sources
 from worker.specs import Specs
 from worker.spill import Spills
 from worker.warm import WarmBoxes
@@ -92,6 +93,7 @@ class Boxes:
         env: Mapping[str, str] | None = None,
         *,
         setup: Setup | None = None,
+        sources: Sources | None = None,
         pool: PoolSettings | None = None,
         nursery: Path | None = None,
         idle_s: float = IDLE_S,
@@ -105,11 +107,12 @@ class Boxes:
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
 
-        Without `setup` no session gets an image of its own.
+        Without `setup` no session gets an image of its own, without `sources` no workspace that must be fetched.
         """
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
         self._setup = setup
+        self._sources = sources
         self._spills = spills or Spills()
         self._idle_s = idle_s
         self._disk = disk
@@ -262,6 +265,8 @@ class Boxes:
         """End the session's box and return what its workspace became. Idempotent."""
         if self._setup is not None:
             self._setup.cancel(order.box.session)
+        if self._sources is not None:
+            self._sources.cancel(order.box.session)
         seat = self._seat(order.box.session)
         checked: CheckOutcome | None = None
         with seat.lock:
@@ -336,6 +341,8 @@ class Boxes:
             box.close()
         if self._setup is not None:
             self._setup.close()
+        if self._sources is not None:
+            self._sources.close()
         if self._warm is not None:
             self._warm.close()
         for seat in seats:
@@ -400,27 +407,32 @@ class Boxes:
     def _start(self, seat: _Seat, order: BoxOrder) -> Box:
         try:
             order = self._specs.resolved(order)
-            if self._setup is not None:
-                order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
-            elif order.extras.makes_image:
-                raise BoxUnavailable("this node makes no images, and the session wants one of its own")
-            if self._warm is not None:
-                # A warm box is born with a user of its own, and has nothing of a session in its environment.
-                is_own = order.as_root or bool(order.extras.env_names)
-                handed = None if is_own else self._warm.hand_over(order, self._specs.spec(order, NOWHERE))
-                if handed is not None:
-                    return self._fill(seat, order, *handed)
-                self._warm.make_room()
-            seat.workspace = seat.workspace or self._workspace(order)
-            put_files(order, seat.workspace)
-            spec = self._specs.spec(order, seat.workspace)
-            with self._progress.waits(spec.image, order.session) if self._progress else nullcontext():
-                return self._engine.start(spec, session=order.session, generation=order.generation)
+            with self._sources.held(order) if self._sources is not None else nullcontext(order) as held:
+                return self._start_on(seat, held)
         except (WorkspaceRefused, SandboxError) as exc:
             raise BoxUnavailable(str(exc)) from exc
         except OSError as exc:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
+
+    def _start_on(self, seat: _Seat, order: BoxOrder) -> Box:
+        """Start the box of an order whose directory is there."""
+        if self._setup is not None:
+            order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
+        elif order.extras.makes_image:
+            raise BoxUnavailable("this node makes no images, and the session wants one of its own")
+        if self._warm is not None:
+            # A warm box is born with a user of its own, and has nothing of a session in its environment.
+            is_own = order.as_root or bool(order.extras.env_names)
+            handed = None if is_own else self._warm.hand_over(order, self._specs.spec(order, NOWHERE))
+            if handed is not None:
+                return self._fill(seat, order, *handed)
+            self._warm.make_room()
+        seat.workspace = seat.workspace or self._workspace(order)
+        put_files(order, seat.workspace)
+        spec = self._specs.spec(order, seat.workspace)
+        with self._progress.waits(spec.image, order.session) if self._progress else nullcontext():
+            return self._engine.start(spec, session=order.session, generation=order.generation)
 
     def _workspace(self, order: BoxOrder) -> Workspace:
         most_bytes = self._specs.profile_of(order).limits().workspace_bytes

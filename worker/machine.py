@@ -24,6 +24,9 @@ from worker.places import Places
 from worker.progress import Progress
 from worker.settings import NodeSettings
 from worker.setup import Setup
+from worker.sources.held import Sources, SourceSettings
+from worker.sources.jobs import Bounds
+from worker.sources.remotes import Remotes, hosts_of
 from worker.spill import Spills
 from worker.standing import Owners
 from worker.upkeep import Upkeep
@@ -101,6 +104,22 @@ def _egress(settings: NodeSettings) -> EgressSettings:
     return EgressSettings(private, deny, limits)
 
 
+def _sources(settings: NodeSettings, engine: DockerEngine) -> Sources:
+    try:
+        deny = tuple(ip_network(text) for text in settings.egress_deny)
+    except ValueError as exc:
+        raise NodeMisconfigured(f"SANDHOG_EGRESS_DENY: {exc}") from exc
+    bounds = Bounds(total_bytes=settings.source_mib * MIB, timeout_s=settings.source_timeout_s)
+    source_settings = SourceSettings(
+        directory=settings.scratch_dir / "sources",
+        remotes=Remotes(hosts_of(settings.git_hosts), settings.git_credentials, deny),
+        roots=settings.workspace_roots,
+        bounds=bounds,
+        keep_bytes=settings.source_keep_mib * MIB,
+    )
+    return Sources(source_settings, engine.image_files)
+
+
 def _images(settings: NodeSettings) -> ImageSettings:
     budget_mib = settings.image_budget_mib
     return ImageSettings(
@@ -125,6 +144,7 @@ def _boxes(
         engine,
         settings.dead_man_s,
         setup=Setup(engine, tell=progress.tell),
+        sources=_sources(settings, engine),
         pool=PoolSettings(min_idle=settings.pool_min, max_idle=most, total=settings.places) if most else None,
         nursery=settings.state_dir / "warm" / settings.node,
         idle_s=settings.idle_s,

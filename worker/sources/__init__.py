@@ -1,0 +1,1 @@
+"""Where workspaces come from, if they are no directory of the node. Read: held, jobs, confined, child, git, unpack."""

@@ -1,0 +1,207 @@
+"""Fetches one commit with git, in a confined child: no configuration but ours, one protocol, one address.
+
+Git never sees a configuration that somebody else wrote: the repository is made empty here, and neither the machine's
+nor a user's files are read. So there are no hooks, filters, helpers or other commands for it to run.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.sources.jobs import Bounds, GitJob, Said
+
+TAIL_CHARS = 600
+COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+ABBREVIATED = re.compile(r"[0-9a-f]{7,64}")
+_SETTINGS = {
+    "advice.detachedHead": "false",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.hooksPath": "/dev/null",
+    "core.protectHFS": "true",
+    "core.protectNTFS": "true",
+    "core.symlinks": "true",
+    "fetch.recurseSubmodules": "false",
+    "gc.auto": "0",
+    "http.followRedirects": "false",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
+    "init.defaultBranch": "main",
+    "maintenance.auto": "false",
+    "protocol.allow": "never",
+    "submodule.recurse": "false",
+    "transfer.bundleURI": "false",
+}
+
+
+class GitFailed(Exception):
+    """The commit cannot be had; the message says why, in git's own words where it has some."""
+
+
+@dataclass(frozen=True)
+class _Git:
+    """Git in one directory, as this job may use it."""
+
+    tree: Path
+    environment: Mapping[str, str]
+    secrets: Sequence[str]
+
+    def __call__(self, *arguments: str) -> str:
+        done = self._run(arguments)
+        if done.returncode != 0:
+            raise GitFailed(self._words(done.stderr))
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    def succeeds(self, *arguments: str) -> str:
+        """Return "" when it did, else git's words."""
+        done = self._run(arguments)
+        return "" if done.returncode == 0 else self._words(done.stderr)
+
+    def _run(self, arguments: Sequence[str]) -> "subprocess.CompletedProcess[bytes]":
+        try:
+            return subprocess.run(
+                ["git", *arguments],
+                cwd=self.tree,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except FileNotFoundError as exc:
+            raise GitFailed("git is not installed on this node") from exc
+
+    def _words(self, said: bytes) -> str:
+        text = said.decode("utf-8", "replace")
+        for secret in self.secrets:
+            text = text.replace(secret, "[redacted]")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return " ".join(lines)[-TAIL_CHARS:] or "git failed without a word"
+
+
+def fetch(job: GitJob, tree: Path) -> Said:
+    """Fetch the job's commit into an empty directory, with a `.git` that holds no address of ours.
+
+    Raises:
+        GitFailed: it cannot be had.
+    """
+    git = _Git(tree, _environment(job, tree.parent), _secrets(job))
+    git("init", "-q", "--template=", ".")
+    _fetch(git, job)
+    commit = git("rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}").strip()
+    submodules = _look(git, commit, job.bounds)
+    git("checkout", "-q", "--detach", commit)
+    git("remote", "add", "origin", job.url)
+    (tree / ".git" / "FETCH_HEAD").unlink(missing_ok=True)
+    return Said(commit=commit, submodules=_with_urls(git, tree, submodules))
+
+
+def _fetch(git: _Git, job: GitJob) -> None:
+    """Get the ref's commit as FETCH_HEAD: alone where the server can do that, else with its history."""
+    plain = ("fetch", "-q", "--no-tags", "--no-write-commit-graph")
+    why = git.succeeds(*plain, "--depth", "1", "--", job.url, job.ref)
+    if not why:
+        return
+    if "shallow" in why or "dumb http" in why:
+        again = git.succeeds(*plain, "--", job.url, job.ref)
+        if not again:
+            return
+        why = again
+    if ABBREVIATED.fullmatch(job.ref) is None:
+        raise GitFailed(why)
+    # A server that hands out only what its branches and tags name, or a commit that is not written out.
+    everything = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
+    git("fetch", "-q", "--no-write-commit-graph", "--", job.url, *everything)
+    is_missing = git.succeeds("rev-parse", "--verify", "-q", "--end-of-options", f"{job.ref}^{{commit}}")
+    if is_missing:
+        raise GitFailed(why)
+    sha = git("rev-parse", "--verify", "--end-of-options", f"{job.ref}^{{commit}}").strip()
+    (git.tree / ".git" / "FETCH_HEAD").write_text(f"{sha}\t\tcommit\n")
+
+
+def _look(git: _Git, commit: str, bounds: Bounds) -> list[tuple[str, str]]:
+    """Return path and commit of the submodules, once the tree is known to be within bounds.
+
+    Raises:
+        GitFailed: it is not.
+    """
+    total_bytes = entries = 0
+    found = []
+    for record in git("ls-tree", "-r", "-l", "-z", commit).split("\0"):
+        if not record:
+            continue
+        facts, _, path = record.partition("\t")
+        mode, kind, name, size = facts.split()
+        entries += 1
+        total_bytes += int(size) if size.isdigit() else 0
+        if kind == "commit" and mode == "160000":
+            found.append((path, name))
+    if entries > bounds.entries or total_bytes > bounds.total_bytes:
+        raise GitFailed(
+            f"the commit has {entries} files of {total_bytes // 1024**2} MiB; at most {bounds.entries} of "
+            f"{bounds.total_bytes // 1024**2} MiB are taken (SANDHOG_SOURCE_MIB)"
+        )
+    return found
+
+
+def _with_urls(git: _Git, tree: Path, submodules: Sequence[tuple[str, str]]) -> tuple[tuple[str, str, str], ...]:
+    if not submodules or not (tree / ".gitmodules").is_file() or (tree / ".gitmodules").is_symlink():
+        return ()
+    said = git("config", "--file", ".gitmodules", "--null", "--list")
+    paths, urls = {}, {}
+    for record in said.split("\0"):
+        name, _, value = record.partition("\n")
+        if name.startswith("submodule.") and name.endswith(".path"):
+            paths[value] = name.removesuffix(".path")
+        elif name.startswith("submodule.") and name.endswith(".url"):
+            urls[name.removesuffix(".url")] = value
+    return tuple((path, urls.get(paths.get(path, ""), ""), commit) for path, commit in submodules)
+
+
+def _environment(job: GitJob, home: Path) -> dict[str, str]:
+    passed = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")
+    settings = {**_SETTINGS, f"protocol.{job.scheme}.allow": "always"}
+    if job.resolve:
+        settings["http.curloptResolve"] = job.resolve
+    header = job.header.get_secret_value()
+    if header:
+        settings[f"http.{job.url}.extraHeader"] = header
+    environment = {name: os.environ[name] for name in passed if name in os.environ}
+    environment |= {
+        "HOME": str(home),
+        "LC_ALL": "C",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "/bin/false",
+        "GIT_PROTOCOL_FROM_USER": "0",
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "GIT_CONFIG_COUNT": str(len(settings)),
+    }
+    if job.ssh:
+        environment["GIT_SSH_COMMAND"] = _ssh_command(job, home)
+        environment["GIT_SSH_VARIANT"] = "ssh"
+    for number, (name, value) in enumerate(settings.items()):
+        environment[f"GIT_CONFIG_KEY_{number}"] = name
+        environment[f"GIT_CONFIG_VALUE_{number}"] = value
+    return environment
+
+
+def _ssh_command(job: GitJob, home: Path) -> str:
+    command = list(job.ssh)
+    if job.ssh_key.get_secret_value():
+        key = home / "key"
+        descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(job.ssh_key.get_secret_value().rstrip("\n") + "\n")
+        command += ["-o", "IdentitiesOnly=yes", "-i", str(key)]
+    return " ".join(f"'{part}'" for part in command)
+
+
+def _secrets(job: GitJob) -> list[str]:
+    header = job.header.get_secret_value()
+    return [part for part in (header, header.rpartition(" ")[2]) if part]

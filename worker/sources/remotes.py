@@ -1,0 +1,213 @@
+"""Which repositories a node fetches from: URL → **remote** (judged, with its credentials) → git job."""
+
+import base64
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
+
+from sandbox.egress.addresses import Network, parse_address, why_refused
+from sandbox.egress.dial import Resolver, resolve
+from worker.errors import WorkspaceRefused
+
+_SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:].*)")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PATH = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~+%@,-]*")
+_REF = re.compile(r"[^\s\x00-\x20\x7f:^~?*\[\\+-][^\s\x00-\x20\x7f:^~?*\[\\]*")
+_PORTS = {"https": 443, "http": 80, "ssh": 22}
+SSH = (
+    "ssh",
+    "-F",
+    "/dev/null",
+    "-oBatchMode=yes",
+    "-oStrictHostKeyChecking=yes",
+    "-oGlobalKnownHostsFile=/dev/null",
+    "-oPermitLocalCommand=no",
+    "-oProxyCommand=none",
+    "-oForwardAgent=no",
+    "-oClearAllForwardings=yes",
+    "-oConnectTimeout=20",
+)
+
+
+class Credential(BaseModel):
+    """How a node proves itself to the hosts of one account."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    hosts: tuple[str, ...]
+    """The only hosts that ever get it."""
+    username: str = "x-access-token"
+    password: SecretStr | None = None
+    """A password or token, for https."""
+    password_env: str | None = None
+    """Name of a variable of the node's environment that holds it."""
+    ssh_key: Path | None = None
+    """File of a private key without a passphrase."""
+    known_hosts: Path | None = None
+    """File with the hosts' keys, which ssh needs."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A repository that may be fetched from."""
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    address: str
+    """What is connected to."""
+    header: str = field(default="", repr=False)
+    ssh: tuple[str, ...] = ()
+    ssh_key: str = field(default="", repr=False)
+
+    @property
+    def resolve(self) -> str:
+        """What pins an http connection to the address that was judged."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return "" if self.scheme == "ssh" else f"{self.host}:{self.port}:{address}"
+
+
+@dataclass(frozen=True)
+class Remotes:
+    """What the node's settings say of repositories."""
+
+    private_hosts: frozenset[str] = frozenset()
+    """Hosts that may be at private, loopback or own addresses, and may speak plain http."""
+    credentials_file: Path | None = None
+    deny: tuple[Network, ...] = ()
+    resolver: Resolver = field(default=resolve)
+    environment: Callable[[], Mapping[str, str]] = field(default=lambda: os.environ)
+
+    def remote(self, url: str, credential: str | None) -> Remote:
+        """Return the repository, if this node fetches from it.
+
+        Raises:
+            WorkspaceRefused: it does not; says why, and what to do.
+        """
+        scheme, user, host, port, path = _parts(url)
+        if scheme == "http" and host not in self.private_hosts:
+            raise WorkspaceRefused(f"{url}: plain http is not spoken; give https (SANDHOG_GIT_HOSTS allows hosts).")
+        address = self._address(url, host)
+        plain = f"ssh://{user}@{host}:{port}/{path.lstrip('/')}" if scheme == "ssh" else url
+        proof = self._credential(credential, host) if credential is not None else None
+        if scheme != "ssh":
+            header = "" if proof is None else self._header(proof, str(credential))
+            return Remote(plain, scheme, host, port, address, header=header)
+        if proof is None or proof.ssh_key is None or proof.known_hosts is None:
+            raise WorkspaceRefused(
+                f"{url}: ssh needs a credential with ssh_key and known_hosts (SANDHOG_GIT_CREDENTIALS)."
+            )
+        command = (*SSH, f"-oHostName={address}", f"-oHostKeyAlias={host}", f"-oUserKnownHostsFile={proof.known_hosts}")
+        if "'" in "".join(command):
+            raise WorkspaceRefused(f"The credential {credential!r}: a path with a quote cannot be used.")
+        try:
+            return Remote(plain, scheme, host, port, address, ssh=command, ssh_key=proof.ssh_key.read_text())
+        except OSError as exc:
+            raise WorkspaceRefused(f"The key of the credential {credential!r} cannot be read: {exc.strerror}.") from exc
+
+    def _address(self, url: str, host: str) -> str:
+        try:
+            found = [parse_address(text) for text in self.resolver(host)]
+        except (OSError, ValueError, UnicodeError) as exc:
+            raise WorkspaceRefused(f"{url}: the host {host} cannot be found: {exc}.") from exc
+        why = "it has no address"
+        for address in found:
+            why = why_refused(address, allow_private=host in self.private_hosts, deny=self.deny)
+            if not why:
+                return str(address)
+        raise WorkspaceRefused(
+            f"{url}: the host {host} may not be fetched from: {why}. If it is meant, the node's SANDHOG_GIT_HOSTS must "
+            "name it."
+        )
+
+    def _credential(self, name: str, host: str) -> Credential:
+        found = self._credentials().get(name)
+        if found is None:
+            raise WorkspaceRefused(f"This node has no credential {name!r} (SANDHOG_GIT_CREDENTIALS).")
+        if host not in {one.lower() for one in found.hosts}:
+            raise WorkspaceRefused(f"The credential {name!r} is not for the host {host}.")
+        return found
+
+    def _credentials(self) -> Mapping[str, Credential]:
+        path = self.credentials_file
+        if path is None:
+            return {}
+        try:
+            with path.open("rb") as file:
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                    raise WorkspaceRefused(f"{path} can be read by others: chmod 600 it.")
+                content = file.read()
+            return TypeAdapter(dict[str, Credential]).validate_json(content)
+        except OSError as exc:
+            raise WorkspaceRefused(f"{path} cannot be read: {exc.strerror}.") from exc
+        except ValidationError as exc:
+            # Its own words would show what stands there.
+            where = ", ".join(".".join(str(part) for part in fault["loc"]) for fault in exc.errors())
+            raise WorkspaceRefused(f"{path} (SANDHOG_GIT_CREDENTIALS) is not as it should be: {where}.") from None
+
+    def _header(self, proof: Credential, name: str) -> str:
+        password = proof.password.get_secret_value() if proof.password else None
+        if password is None and proof.password_env is not None:
+            password = self.environment().get(proof.password_env)
+        if not password or not (password.isascii() and password.isprintable()):
+            raise WorkspaceRefused(f"The credential {name!r} has no password that can be sent.")
+        return "Authorization: Basic " + base64.b64encode(f"{proof.username}:{password}".encode()).decode()
+
+
+def check_ref(ref: str | None) -> str:
+    """Return the ref as git is asked for it; HEAD for None.
+
+    Raises:
+        WorkspaceRefused: it cannot be one.
+    """
+    if ref is None:
+        return "HEAD"
+    if len(ref) > 250 or not _REF.fullmatch(ref) or ".." in ref or ref.endswith((".lock", "/", ".")):
+        raise WorkspaceRefused(f"{ref[:100]!r} is no name of a branch, a tag or a commit.")
+    return ref
+
+
+def hosts_of(names: Iterable[str]) -> frozenset[str]:
+    """Return host names as they are compared."""
+    return frozenset(name.lower() for name in names)
+
+
+def _parts(url: str) -> tuple[str, str, str, int, str]:
+    """Return scheme, user, host, port and path of a URL.
+
+    Raises:
+        WorkspaceRefused: it is none that is fetched from.
+    """
+    shown = json.dumps(url[:200])
+    scp = _SCP.fullmatch(url) if "://" not in url else None
+    if scp is not None:
+        scheme, user, host, port, path = "ssh", scp["user"], scp["host"].lower(), 22, scp["path"]
+    else:
+        try:
+            parts = urlsplit(url)
+            scheme, host, path = parts.scheme, (parts.hostname or "").lower(), parts.path.removeprefix("/")
+            user, port = parts.username or "", parts.port or _PORTS.get(parts.scheme, 0)
+        except ValueError as exc:
+            raise WorkspaceRefused(f"{shown} is no URL of a repository: {exc}.") from exc
+        if scheme not in _PORTS:
+            raise WorkspaceRefused(f"{shown}: only https:// and ssh:// are fetched from.")
+        if parts.password is not None or (user and scheme != "ssh"):
+            raise WorkspaceRefused(
+                "The URL of a repository must not hold a user or password: name a credential of the node instead "
+                "(SANDHOG_GIT_CREDENTIALS)."
+            )
+        if parts.query or parts.fragment:
+            raise WorkspaceRefused(f"{shown} has a query or a fragment; give the repository's plain URL.")
+    user = user or "git"
+    if not (_HOST.fullmatch(host) and _USER.fullmatch(user) and _PATH.fullmatch(path)) or ".." in path.split("/"):
+        raise WorkspaceRefused(f"{shown} is no URL of a repository.")
+    return scheme, user, host, port, path
