@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 PAUSES_S = (2.0, 15.0)
 """Before the second and third try of a run that something around it broke."""
+TRIES = len(PAUSES_S) + 1
 MUST_FAIL = 10
 """As many runs in a row, and all that run at once, must be broken by what is around them for the batch to stop."""
 OUTPUT_CHARS = 8_000
@@ -40,7 +41,7 @@ class Plan:
     """How a batch is run."""
 
     concurrency: int
-    tries: int = len(PAUSES_S) + 1
+    tries: int = TRIES
     """Of a run that something around it breaks."""
     budget_usd: float | None = None
     pauses_s: Sequence[float] = PAUSES_S

@@ -75,14 +75,15 @@ class TaskFile:
         self._repo_base = repo_base
         self.entries: list[Entry] = []
         faults: list[str] = []
-        seen: dict[str, int] = {}
+        seen: dict[str, Entry] = {}
         try:
             for number, offset, line in _lines(path):
                 try:
                     entry = self._entry(number, offset, line, samples, look)
-                    first = seen.setdefault(directory_name(entry.id).casefold(), number)
-                    if first != number:
-                        raise ConfigError(f"the id {entry.id!r} is that of line {first} too")
+                    first = seen.setdefault(directory_name(entry.id).casefold(), entry)
+                    if first is not entry:
+                        but = "" if first.id == entry.id else ", but for upper and lower case"
+                        raise ConfigError(f"the id {entry.id!r} is that of line {first.line} too{but}")
                     self.entries.append(entry)
                 except ConfigError as exc:
                     faults.append(f"line {number}: {exc}")
@@ -108,11 +109,16 @@ class TaskFile:
         try:
             with self.path.open("rb") as file:
                 file.seek(entry.offset)
-                row = self._row(file.read(entry.size_bytes))
+                line = file.read(entry.size_bytes)
         except OSError as exc:
             raise ConfigError(f"{self.path} cannot be read any more: {exc.strerror}.") from exc
+        changed = f"{self.path} was changed while it was worked on: line {entry.line} is another one."
+        try:
+            row = self._row(line)
+        except ConfigError as exc:
+            raise ConfigError(changed) from exc
         if row.id != entry.id:
-            raise ConfigError(f"{self.path} was changed while it was worked on.")
+            raise ConfigError(changed)
         return row
 
     def _entry(self, number: int, offset: int, line: bytes, samples: int, look: Callable[[TaskRow], object]) -> Entry:

@@ -1,7 +1,6 @@
 """`sandhog batch`: many tasks from a file, side by side, each in a workspace and a box of its own."""
 
 import os
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +9,13 @@ import typer
 
 from coordinator.batch.requests import Defaults, Requests
 from coordinator.batch.rows import MAX_SAMPLES
-from coordinator.batch.run import Plan
+from coordinator.batch.run import TRIES, Plan
 from coordinator.batch.tasks import REPO_BASE, TaskFile
 from coordinator.commands import box_flags, run_flags
 from coordinator.commands.batch_run import Given, run_batch
 from coordinator.commands.explain import rules_of
+from coordinator.commands.model_flags import model_settings
 from coordinator.commands.one_session import own_tools
-from coordinator.endpoint.model import ModelSettings
 from coordinator.session.approvals import Always, Approver, Elsewhere, Never
 from coordinator.session.limits import DEFAULT_STEPS, Limits
 from coordinator.session.model_table import read_model_table
@@ -54,6 +53,9 @@ def batch(
             "solved."
         ),
     ] = None,
+    tries: Annotated[
+        int, typer.Option(min=1, max=10, help="Tries of a run that something around it breaks: no box, no endpoint, …")
+    ] = TRIES,
     samples: Annotated[int, typer.Option(min=1, max=MAX_SAMPLES, help="Runs of each task.")] = 1,
     budget: Annotated[
         float | None, typer.Option(min=0.000001, help="US dollars that all tasks may cost; SANDHOG_MODELS_FILE.")
@@ -113,14 +115,13 @@ def batch(
         models=models,
         environment=os.environ,
     )
-    endpoint = ModelSettings.from_environment(model or settings.model, os.environ)
     given = Given(
         tasks=TaskFile(tasks, samples=samples, repo_base=repo_base, look=requests.request),
         requests=requests,
-        endpoint=replace(endpoint, strict_tools=settings.strict_tools),
+        endpoint=model_settings(settings, model),
         tools=own,
         out=out,
-        plan=Plan(concurrency, budget_usd=budget),
+        plan=Plan(concurrency, tries=tries, budget_usd=budget),
         approver=_approver(approve),
         retry=None if retry is None else retry.value,
         as_json=json,

@@ -36,7 +36,7 @@ def reward_of(outcome: CheckOutcome) -> float | None:
         return None
     try:
         said = json.loads(lines[-1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     reward = said.get("reward") if isinstance(said, dict) else None
     if isinstance(reward, bool) or not isinstance(reward, int | float):

@@ -1,0 +1,154 @@
+"""Tasks files: what is read from them, and that a bad one runs nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.batch.naming import directory_name
+from coordinator.batch.rows import TaskRow
+from coordinator.batch.tasks import TaskFile
+from coordinator.errors import ConfigError
+
+
+def written(directory: Path, *rows: dict[str, Any] | str) -> Path:
+    path = directory / "tasks.jsonl"
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def opened(path: Path, **more: Any) -> TaskFile:
+    return TaskFile(path, look=lambda row: row, **more)
+
+
+def test_a_file_is_read_row_by_row_when_its_turn_comes(tmp_path: Path) -> None:
+    path = written(tmp_path, {"id": "a", "prompt": "one"}, "", {"id": "b", "prompt": "zwei ü", "samples": 2})
+    tasks = opened(path, samples=3)
+    assert [(turn.entry.id, turn.sample, turn.entry.line) for turn in tasks.turns()] == [
+        ("a", 1, 1),
+        ("a", 2, 1),
+        ("a", 3, 1),
+        ("b", 1, 3),
+        ("b", 2, 3),
+    ]
+    assert tasks.row(tasks.entries[1]).prompt == "zwei ü"
+    assert [turn.directory for turn in tasks.turns()][-1] == "b/sample-2"
+
+
+def test_every_bad_line_is_told_with_its_number(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        {"id": "a", "prompt": "fine"},
+        "{broken",
+        {"id": "b", "prompt": "x", "wrkspace": "."},
+        {"id": "c"},
+        {"id": "a", "prompt": "again"},
+        {"id": "d", "prompt": "x", "limits": {"steps": 0}},
+        {"id": "e", "prompt": "x", "repo": "https://example.org/r", "workspace": "."},
+        '["a list"]',
+        {"id": "f", "prompt": "x", "ref": "main"},
+    )
+    with pytest.raises(ConfigError) as caught:
+        opened(path)
+    words = str(caught.value)
+    assert "8 line(s)" in words
+    for expected in (
+        "line 2: it is not JSON",
+        "line 3: wrkspace: there is no such field",
+        "line 4: prompt: it is missing",
+        "line 5: the id 'a' is that of line 1 too",
+        "line 6: limits.steps",
+        "line 7: workspace and repo exclude each other",
+        "line 8: it is JSON, but not an object",
+        "line 9: ref, credential, submodules and lfs go with repo",
+    ):
+        assert expected in words
+    assert "line 1:" not in words
+
+
+def test_what_a_look_at_a_row_finds_is_told_too(tmp_path: Path) -> None:
+    def look(row: TaskRow) -> None:
+        raise ConfigError("workspace: /none is no directory")
+
+    with pytest.raises(ConfigError, match="line 1: workspace: /none is no directory"):
+        TaskFile(written(tmp_path, {"id": "a", "prompt": "x"}), look=look)
+
+
+def test_a_file_without_tasks_or_without_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no tasks"):
+        opened(written(tmp_path, ""))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        opened(tmp_path / "missing.jsonl")
+
+
+def test_a_file_that_changes_under_a_batch_is_noticed(tmp_path: Path) -> None:
+    path = written(tmp_path, {"id": "a", "prompt": "one"})
+    tasks = opened(path)
+    written(tmp_path, {"id": "b", "prompt": "one"})
+    with pytest.raises(ConfigError, match="was changed"):
+        tasks.row(tasks.entries[0])
+
+
+def test_a_row_of_a_data_set_becomes_a_task_without_its_solution(tmp_path: Path) -> None:
+    instance = {
+        "instance_id": "django__django-1",
+        "repo": "django/django",
+        "base_commit": "abc1234",
+        "problem_statement": "It is broken.",
+        "patch": "the solution",
+        "test_patch": "the tests",
+        "hints_text": "a hint",
+        "image_name": "swe/django:1",
+        "check": "true",
+        "version": "3.0",
+    }
+    tasks = opened(written(tmp_path, instance), repo_base="https://git.example.org/mirror")
+    row = tasks.row(tasks.entries[0])
+    assert tasks.entries[0].is_instance
+    assert (row.id, row.repo, row.ref) == (
+        "django__django-1",
+        "https://git.example.org/mirror/django/django",
+        "abc1234",
+    )
+    assert row.image == "swe/django:1"
+    assert row.check is not None
+    assert "It is broken." in row.prompt
+    for secret in ("the solution", "the tests", "a hint"):
+        assert secret not in row.model_dump_json()
+
+
+def test_an_instance_without_a_statement_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="line 1: prompt"):
+        opened(written(tmp_path, {"instance_id": "a", "repo": "o/n", "base_commit": "abc1234"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("a-b_c.1", "a-b_c.1"),
+        ("..", "task-"),
+        ("a/b", "a_b-"),
+        ("results.jsonl", "results.jsonl-"),
+        ("-rf", "rf-"),
+        ("ä", "_-"),
+    ],
+)
+def test_names_of_directories_are_harmless(given: str, expected: str) -> None:
+    name = directory_name(given)
+    assert name == expected if not expected.endswith("-") else name.startswith(expected)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(min_size=1, max_size=300), st.text(min_size=1, max_size=300))
+def test_any_two_ids_have_names_that_are_one_part_of_a_path_and_differ(one: str, other: str) -> None:
+    names = [directory_name(one), directory_name(other)]
+    for name in names:
+        assert name not in ("", ".", "..")
+        assert "/" not in name
+        assert "\0" not in name
+        assert len(name) <= 140
+        assert not name.startswith((".", "-"))
+    assert (one == other) == (names[0] == names[1])
