@@ -176,10 +176,21 @@ gather_context() {
     find "$1" -name __pycache__ -prune -exec rm -rf {} +
     quietly "pip wheel" "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$1/deploy/wheels" "$1" || die "Sandhog's own package could not be built"
     rm -rf "$1"/build "$1"/*.egg-info
+    fetch_wheels "$version"
+    cp "$WHEELS"/*.whl "$1/deploy/wheels/"
+}
+
+# fetch_wheels VERSION: the packages of Sandhog for that Python, kept beside the virtual environment; sets WHEELS.
+fetch_wheels() {
+    WHEELS=$ROOT/.venv/wheels-$1-$(cat "$ROOT/pyproject.toml" "$DEPLOY/constraints.txt" | sha256sum | cut -c1-16)
+    [ ! -d "$WHEELS" ] || return 0
+    rm -rf "$ROOT"/.venv/wheels-*
     # pip judges by its own Python what redis needs below 3.11.3.
-    quietly "pip download" "${pip[@]}" download --quiet --dest "$1/deploy/wheels" --only-binary :all: --python-version "$version" \
-        --constraint "$DEPLOY/constraints.txt" pip async-timeout "$1"/deploy/wheels/sandhog-*.whl ||
+    quietly "pip download" "$ROOT/.venv/bin/python" -m pip --disable-pip-version-check download --quiet --dest "$WHEELS.new" \
+        --only-binary :all: --python-version "$1" --constraint "$DEPLOY/constraints.txt" pip async-timeout "$context"/deploy/wheels/sandhog-*.whl ||
         die "the packages could not be fetched" "Check the index pip is configured with:  pip config list"
+    rm -f "$WHEELS.new"/sandhog-*.whl
+    mv "$WHEELS.new" "$WHEELS"
 }
 
 # await_end_of_workers FILES …: comes back when no worker runs any more, or after a minute.
