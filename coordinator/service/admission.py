@@ -12,6 +12,7 @@ from coordinator.service.refusals import Code, Refused
 from coordinator.service.wanted import NewSession
 from coordinator.session.box_options import BoxOptions, read_env, read_hosts
 from coordinator.session.ceilings import Wants, within
+from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
 from coordinator.session.workspace_choice import Chosen, Wanted, choose
@@ -22,6 +23,7 @@ from worker.contract.extras import BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
 from worker.contract.sources import ArchiveSource, EmptySource, GitSource, ImageSource, Source
 
+CALLER_STEPS = 10**9
 NOWHERE = Path("/nonexistent")
 """The directory of a session whose workspace comes from elsewhere."""
 
@@ -69,8 +71,9 @@ class Admission:
         tools = self._known(wanted.tools)
         ceiling = principal.allowance.ceiling
         box = self._box(wanted, principal)
-        wants = Wants(workspace.policy, image, wanted.limits, profile, tools, box.extras.makes_image)
+        wants = Wants(workspace.policy, image, _limits(wanted), profile, tools, box.extras.makes_image)
         granted = within(wants, ceiling, principal.name)
+        source = _source(wanted)
         return SessionRequest(
             prompt=wanted.prompt,
             workspace=workspace,
@@ -86,10 +89,13 @@ class Admission:
             attributes=principal.allowance.attributes,
             profile=profile,
             budgets=self.settings.budgets,
-            task_depth=self.settings.task_depth,
+            task_depth=self.settings.task_depth if wanted.loop == "model" else 0,
             models=self.models,
             parameters=wanted.parameters,
-            source=_source(wanted),
+            # Where nothing is, nothing is waited for.
+            has_project_notes=wanted.project_notes and not isinstance(source, EmptySource),
+            context_tokens=wanted.context_tokens,
+            source=source,
         )
 
     def _known(self, names: frozenset[str] | None) -> frozenset[str] | None:
@@ -122,6 +128,13 @@ class Admission:
         directory = below_root(wanted.workspace, self.roots, allowance.roots)
         choice = Wanted(directory, bind=wanted.bind, copy=not wanted.bind, policy=wanted.policy)
         return choose(choice, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+
+
+def _limits(wanted: NewSession) -> Limits:
+    """Return the limits; a caller's loop is not counted in steps unless it asks for that."""
+    if wanted.loop == "none" and "steps" not in wanted.limits.model_fields_set:
+        return wanted.limits.model_copy(update={"steps": CALLER_STEPS})
+    return wanted.limits
 
 
 def _source(wanted: NewSession) -> Source | None:

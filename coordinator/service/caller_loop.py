@@ -11,7 +11,7 @@ from coordinator.cluster.seat import Seat
 from coordinator.ending import end, first
 from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.service.posted import MARK, Caller, PostedStep
-from coordinator.session.events import ModelReplied, StepStarted
+from coordinator.session.events import ModelReplied, ReplyTaken, StepStarted
 from coordinator.session.history import settle_ids
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.plan import plan
@@ -27,6 +27,8 @@ class CallerLoop(SessionLoop):
     async def run(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
         """Return how it ended; every call that was posted is answered by then."""
         self.clock.start()
+        if self.caller.last is not None and self.caller.last.is_restored:
+            self.caller.last.done.set()
         try:
             while not cancelled.is_set():
                 ending = await self._next(seat, cancelled)
@@ -76,6 +78,7 @@ class CallerLoop(SessionLoop):
                 raw={MARK: {"name": step.name, "digest": step.digest}},
             )
         )
+        self.emit(ReplyTaken(call_ids=step.ids))
         self.sync()
         calls = plan(step.calls, step.ids, self.registry)
         stop = asyncio.Event()

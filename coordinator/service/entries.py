@@ -12,9 +12,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.service.facts import Facts
-from coordinator.service.journal import EventId, Journal, Line, first_line, last_line, segments
+from coordinator.service.journal import EventId, Journal, Line, chain, first_line, last_line
 from coordinator.service.records import RECORD, SessionRecord, read_record, session_dirs
-from coordinator.session.events import Event, SessionEnded, TextDelta, parse_event
+from coordinator.session.events import Event, TextDelta, parse_event
+from coordinator.session.reading import segments
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,13 @@ class Entry:
 
     @property
     def has_never_begun(self) -> bool:
-        """It waits, and no process that lives has it."""
-        return not self.is_ours and self.facts.state == "queued" and not segments(self.directory)
+        """No process has made a transcript of it."""
+        return self.facts.state == "queued" and not segments(self.directory)
+
+    @property
+    def is_left(self) -> bool:
+        """It was asked for over the API, has not ended, and does not wait or run here."""
+        return self.record.wanted is not None and not self.is_ours and not self.facts.has_ended
 
     def __call__(self, event: Event) -> None:
         """Take in what has just been kept."""
@@ -73,13 +79,12 @@ class Entry:
             follower.wake.set()
 
     def let_go(self) -> None:
-        """It does not run here any more: what comes now is read; blocks for the reading of a file."""
+        """It does not run here any more: what is kept is what counts; blocks for the reading of files."""
         with self._reading:
-            found = segments(self.directory)
-            last = last_line(found[-1][1]) if found else None
-            if last is not None:
-                self._journal = Journal(self.directory, after=EventId(found[-1][0], last["seq"]))
             self.is_ours = False
+            if segments(self.directory):
+                self.facts, self._journal = Facts(), None
+        self.refresh()
 
     def refresh(self) -> None:
         """Take in what another process has kept since the last time; blocks for the reading of files."""
@@ -99,12 +104,12 @@ class Entry:
 
     def _begin(self) -> None:
         """Take a session that has ended from its first and its last event alone."""
-        found = segments(self.directory)
+        found = chain(self.directory)
         if not found:
             return
-        (_, first_path), (generation, last_path) = found[0], found[-1]
-        first, last = first_line(first_path), last_line(last_path)
-        if first is None or last is None or last.get("type") != SessionEnded.model_fields["type"].default:
+        generation, path, _ = found[-1]
+        first, last = first_line(self.directory), last_line(path)
+        if first is None or last is None or last["type"] != "session_ended":
             return
         _take(self.facts, Line(EventId(found[0][0], first["seq"]), first))
         end = EventId(generation, last["seq"])

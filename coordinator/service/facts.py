@@ -14,12 +14,14 @@ from coordinator.session.events import (
     ModelReplied,
     Notice,
     SessionEnded,
+    SessionResumed,
     SessionStarted,
     StepStarted,
+    TurnEnded,
 )
 from coordinator.session.limits import Limits
 
-Status = Literal["queued", "running", "waiting", "completed", "stopped", "failed", "cancelled"]
+Status = Literal["queued", "running", "waiting", "idle", "completed", "stopped", "failed", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "cancelled"})
 
 
@@ -71,11 +73,14 @@ class Facts:
                 self.started_at = self.started_at or moment
                 self.model, self.image, self.policy = event.model, event.image, event.policy
                 self.workspace_mode, self.limits = event.workspace_mode, event.limits
+            case SessionResumed():
+                self.state, self.ended_at, self.stop_reason = "running", None, ""
             case LimitsChanged():
                 self.limits = event.limits
             case StepStarted():
-                # Also the first sign of a session that goes on.
-                self.state, self.ended_at, self.step = "running", None, event.step
+                self.state, self.step = "running", event.step
+            case TurnEnded():
+                self.text = event.text or self.text
             case ModelReplied():
                 self.usage = self.usage.plus(event.usage)
                 self.text = event.text or self.text

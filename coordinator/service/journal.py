@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from coordinator.session.reading import segments
+
 PIECE_BYTES = 1024 * 1024
 """As much of a segment is read at once."""
 POLL_S = 1.0
 """How often a segment is looked at that another process may be writing."""
 TAIL_BYTES = 256 * 1024
+MAX_LINE_BYTES = 64 * 1024 * 1024
 
 _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})")
 
@@ -60,14 +63,27 @@ class Line:
         return str(self.fields.get("type", ""))
 
 
-def segments(session_dir: Path) -> list[tuple[int, Path]]:
-    """Return a session's segments with their generations, the first one first."""
-    found = []
-    for path in session_dir.glob(f"{session_dir.name}.*.jsonl"):
-        number = path.name.removeprefix(f"{session_dir.name}.").removesuffix(".jsonl")
-        if number.isdecimal():
-            found.append((int(number), path))
-    return sorted(found)
+def chain(session_dir: Path) -> list[tuple[int, Path, int | None]]:
+    """Return the segments that count: generation, file, and how much of it counts; None for all that comes.
+
+    A successor's first event says which segment it goes on from, and how much of that it has accepted.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    paths = segments(session_dir)
+    for newest in sorted(paths, reverse=True):
+        found: list[tuple[int, Path, int | None]] = []
+        generation, accepted_bytes = newest, None
+        while generation in paths and (first := _first_line(paths[generation])) is not None:
+            found.insert(0, (generation, paths[generation], accepted_bytes))
+            previous = first.get("previous")
+            if first["type"] != "session_resumed" or not isinstance(previous, int) or previous >= generation:
+                return found
+            generation, accepted_bytes = previous, int(first.get("accepted_bytes") or 0)
+        if found:
+            return found
+    return []
 
 
 @dataclass
@@ -79,11 +95,16 @@ class _Segment:
     offset: int = 0
     """The end of the last whole line that was read."""
 
-    def read(self) -> list[Line]:
-        """Return whole lines that came since the last time, about a bounded number of bytes of them."""
+    def read(self, most_bytes: int | None) -> list[Line]:
+        """Return whole lines that came since the last time, about a bounded number of bytes of them.
+
+        Args:
+            most_bytes: How much of the file counts; None for all.
+        """
+        piece = PIECE_BYTES if most_bytes is None else max(0, min(PIECE_BYTES, most_bytes - self.offset))
         with self.path.open("rb") as file:
             file.seek(self.offset)
-            content = file.read(PIECE_BYTES)
+            content = file.read(piece)
             if len(content) == PIECE_BYTES and not content.endswith(b"\n"):
                 content += file.readline()
         # A half line may still be cut off again by its writer, and is read anew.
@@ -117,7 +138,7 @@ class Journal:
         Raises:
             OSError: a segment cannot be read.
         """
-        for generation, path in segments(self.session_dir):
+        for generation, path, most_bytes in chain(self.session_dir):
             if generation < self.after.generation:
                 continue
             segment = self._open.setdefault(generation, _Segment(generation, path))
@@ -125,11 +146,17 @@ class Journal:
             # A piece may hold nothing that is new, and more may follow.
             while segment.offset != begun_at:
                 begun_at = segment.offset
-                lines = [line for line in segment.read() if line.id > self.after]
+                lines = [line for line in segment.read(most_bytes) if line.id > self.after]
                 if lines:
                     self.after = lines[-1].id
                     return lines
         return []
+
+
+def first_line(session_dir: Path) -> dict[str, Any] | None:
+    """Return a session's first event; None where there is none."""
+    found = chain(session_dir)
+    return _first_line(found[0][1]) if found else None
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
@@ -145,7 +172,7 @@ def last_line(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def first_line(path: Path) -> dict[str, Any] | None:
-    """Return the first event of a segment; None where there is none."""
+def _first_line(path: Path) -> dict[str, Any] | None:
     with path.open("rb") as file:
-        return _parsed(file.readline(64 * 1024 * 1024))
+        line = file.readline(MAX_LINE_BYTES)
+    return _parsed(line) if line.endswith(b"\n") else None

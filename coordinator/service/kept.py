@@ -1,30 +1,31 @@
 """What lies on the volume of a session: its transcript and its patch."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.service.journal import segments
+from coordinator.service.journal import chain
 
-PIECE_BYTES = 256 * 1024
 PATCH = "patch.diff"
 
 
 def transcript(session_dir: Path) -> Iterator[bytes]:
-    """Return the whole lines of all segments, in pieces; what is written meanwhile is not in it.
+    """Return the whole lines of all segments that count, in pieces; what is written meanwhile is not in it.
 
     Raises:
         OSError: a segment cannot be opened.
     """
-    files = [path.open("rb") for _, path in segments(session_dir)]
+    parts = [(path.open("rb"), most_bytes) for _, path, most_bytes in chain(session_dir)]
 
     def pieces() -> Iterator[bytes]:
         try:
-            for file in files:
-                # A torn end is cut off: the next segment begins with a line of its own.
-                while lines := file.readlines(PIECE_BYTES):
-                    yield b"".join(line for line in lines if line.endswith(b"\n"))
+            for file, most_bytes in parts:
+                left = os.fstat(file.fileno()).st_size if most_bytes is None else most_bytes
+                while left > 0 and (line := file.readline(left)).endswith(b"\n"):
+                    left -= len(line)
+                    yield line
         finally:
-            for file in files:
+            for file, _ in parts:
                 file.close()
 
     return pieces()

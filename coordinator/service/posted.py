@@ -7,13 +7,15 @@ until the next step is posted.
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.endpoint.reply import RawCall
 from coordinator.service.refusals import Code, Refused
-from coordinator.session.events import AnswerShortened, CallFinished, Event
+from coordinator.session.events import AnswerShortened, CallFinished, Event, ModelReplied
+from coordinator.session.history import settle_ids
+from coordinator.session.transcript import Entry
 
 MARK = "sandhog_step"
 """In the raw reply of a posted step: its name and digest, so that it is known again after a takeover."""
@@ -32,6 +34,8 @@ class PostedStep:
     """The calls' ids as answers carry them."""
     contents: dict[int, str] = field(default_factory=dict)
     """Answers by the calls' index."""
+    is_restored: bool = False
+    """An earlier owner of the session has run it; what is missing of its answers is found before the loop begins."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -130,3 +134,19 @@ def _digest(calls: Sequence[RawCall]) -> str:
 
 def _number(name: str) -> int | None:
     return int(name) if name.isdecimal() and len(name) <= 18 else None
+
+
+def restored(entries: Iterable[Entry]) -> Caller:
+    """Return the caller of a session as its transcript tells it: the last step, and what is answered of it."""
+    caller = Caller()
+    for entry in entries:
+        event = entry.event
+        mark = event.raw.get(MARK) if isinstance(event, ModelReplied) else None
+        if isinstance(event, ModelReplied) and isinstance(mark, dict):
+            step = PostedStep(str(mark.get("name")), str(mark.get("digest")), event.calls, number=event.step)
+            step.ids = settle_ids(event.calls, event.step)
+            step.is_restored = True
+            caller.last = step
+        elif event is not None:
+            caller(event)
+    return caller

@@ -4,12 +4,12 @@ The volume is the store of record: what is kept here can be made anew from it.
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
 
@@ -20,22 +20,25 @@ from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
-from coordinator.service.entries import Entry, Follower, Index
+from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import Status
-from coordinator.service.journal import POLL_S, EventId, Journal
+from coordinator.service.following import follow, wait_for
+from coordinator.service.held import Floor, Held
+from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
 from coordinator.service.line import Line
+from coordinator.service.models import Models
 from coordinator.service.principals import Principal
+from coordinator.service.quotas import Quotas
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import FIRST_ALLOWANCE, Tokens
 from coordinator.service.views import SessionView, view_of
 from coordinator.service.wanted import NewSession
-from coordinator.session.approvals import Approver, Elsewhere, Never
 from coordinator.session.events import TextDelta
-from coordinator.session.loop import Ending
+from coordinator.session.limits import Limits
 from coordinator.session.request import LOCAL, SessionRequest, new_session_id
-from coordinator.session.runner import SessionRunner
+from coordinator.session.resume import check, find
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +48,6 @@ _T = TypeVar("_T")
 HOUR_S = 3600.0
 RESCAN_S = 2.0
 """A list of sessions is at most so old in what other processes made."""
-
-
-@dataclass(eq=False)
-class Held:
-    """A session that waits or runs here."""
-
-    entry: Entry
-    request: SessionRequest
-    model: ModelClient
-    principal: Principal
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    runner: SessionRunner | None = None
-    task: "asyncio.Task[None] | None" = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ class Sessions:
     Args:
         cluster: What they run on.
         admission: What may be had.
-        models: The model of a session by name; None is the server's own.
+        models: The clients of the server's endpoint.
         tokens: The principals, for sessions that waited when an earlier process ended.
         max_running: How many run at once.
         hidden: Values that must never reach a transcript.
@@ -86,7 +76,7 @@ class Sessions:
         self,
         cluster: Cluster,
         admission: Admission,
-        models: Callable[[str | None], ModelClient],
+        models: Models,
         *,
         tokens: Tokens,
         max_running: int,
@@ -98,10 +88,10 @@ class Sessions:
         self._models = models
         self._tokens = tokens
         self.archives = admission.archives
-        self._hidden = hidden
+        self._floor = Floor(cluster, hidden)
         self._line = Line(max_running)
         self._held: dict[str, Held] = {}
-        self._created: dict[str, deque[float]] = {}
+        self._quotas = Quotas(self._line, time.monotonic)
         self._making: dict[tuple[str, str], asyncio.Lock] = {}
         self._scanned_at = float("-inf")
         self.is_draining = False
@@ -110,15 +100,14 @@ class Sessions:
     async def __aenter__(self) -> "Sessions":
         await asyncio.to_thread(self.index.load)
         for entry in self.index:
-            if entry.has_never_begun:
+            if entry.is_left:
                 await self._take_up(entry)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.close()
         for held in list(self._held.values()):
-            if held.runner is not None:
-                held.runner.abandon(Ending("failed", "the server ended", is_lost=True), finish_s=0.0)
+            held.leave()
         await end(*[held.task for held in self._held.values() if held.task is not None])
 
     def close(self) -> None:
@@ -133,8 +122,7 @@ class Sessions:
         Raises:
             Refused: it may not be had, or its idempotency key stands for another one.
         """
-        if self.is_draining:
-            raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
+        self._demand_open()
         request = await asyncio.to_thread(self._admission.admit, wanted, principal)
         key = wanted.idempotency_key
         if key is None:
@@ -147,6 +135,16 @@ class Sessions:
         finally:
             if not lock.locked():
                 self._making.pop((principal.name, key), None)
+
+    def _demand_open(self) -> None:
+        if self.is_draining:
+            raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
+
+    def _model_of(self, loop: str, name: str | None) -> ModelClient:
+        try:
+            return self._models.of(name) if loop == "model" else self._models.nobody
+        except ConfigError as exc:
+            raise Refused(Code.INVALID, str(exc)) from exc
 
     async def _make_once(
         self, key: str, wanted: NewSession, request: SessionRequest, principal: Principal
@@ -168,11 +166,8 @@ class Sessions:
             raise
 
     async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
-        self._within_quota(principal)
-        try:
-            model = self._models(wanted.model)
-        except ConfigError as exc:
-            raise Refused(Code.INVALID, str(exc)) from exc
+        self._quotas.demand_room(principal)
+        model = self._model_of(wanted.loop, wanted.model)
         webhook = wanted.webhook
         record = SessionRecord(
             session_id=session_id,
@@ -185,44 +180,45 @@ class Sessions:
         )
         entry = Entry(record, self.cluster.state_dir / "sessions" / session_id, is_ours=True)
         await on_volume(_keep, entry)
-        self._created.setdefault(principal.name, deque()).append(asyncio.get_running_loop().time())
+        self._quotas.count(principal)
         self._hold(Held(entry, request, model, principal))
         return entry
 
     async def _take_up(self, entry: Entry) -> None:
-        """Let a session wait here that was waiting when the process ended that had it."""
+        """Let a session wait here whose process has ended: one that had begun goes on."""
         record = entry.record
-        principal = next((one for one in self._tokens.principals() if one.name == record.principal), None)
         try:
-            if record.wanted is None or (principal is None and record.principal != LOCAL):
-                raise Refused(Code.NOT_FOUND, f"its principal {record.principal} is no more")
-            principal = principal or Principal(name=LOCAL, allowance=FIRST_ALLOWANCE)
+            if not entry.has_never_begun:
+                await self._go_on(entry)
+                return
+            assert record.wanted is not None
+            principal = self._principal(record.principal)
             request = await asyncio.to_thread(self._admission.admit, record.wanted, principal)
-            model = self._models(record.wanted.model)
+            model = self._model_of(record.loop, record.wanted.model)
         except SandhogError as exc:
-            entry.facts.fail(f"it waited when the server ended, and may not begin now: {exc}")
+            log.warning("a session is not gone on with", extra={"session_id": entry.session_id, "error": str(exc)})
+            if entry.has_never_begun:
+                entry.facts.fail(f"it waited when the server ended, and may not begin now: {exc}")
             return
         entry.is_ours = True
         self._hold(Held(entry, request, model, principal))
+
+    def _principal(self, name: str) -> Principal:
+        """Return a principal as it is now.
+
+        Raises:
+            Refused: it is no more.
+        """
+        found = next((one for one in self._tokens.principals() if one.name == name), None)
+        if found is None and name != LOCAL:
+            raise Refused(Code.NOT_FOUND, f"Its principal {name} is no more.")
+        return found or Principal(name=LOCAL, allowance=FIRST_ALLOWANCE)
 
     def _hold(self, held: Held) -> None:
         self.index.add(held.entry)
         self._held[held.entry.session_id] = held
         self._line.join(held.entry.session_id, held.principal.name)
         self._start_next()
-
-    def _within_quota(self, principal: Principal) -> None:
-        quota, name = principal.allowance.quota, principal.name
-        times, now = self._created.setdefault(name, deque()), asyncio.get_running_loop().time()
-        while times and times[0] <= now - HOUR_S:
-            times.popleft()
-        if quota.created_per_hour is not None and len(times) >= quota.created_per_hour:
-            words = f"{name} has created {len(times)} sessions within an hour, as many as it may."
-            raise Refused(Code.TOO_MANY, words, "Wait.", retry_after_s=times[0] + HOUR_S - now)
-        waits = quota.running is not None and self._line.running(name) >= quota.running
-        if waits and quota.queued is not None and self._line.waiting(name) >= quota.queued:
-            words = f"{name} has {self._line.running(name)} sessions running and {self._line.waiting(name)} waiting."
-            raise Refused(Code.TOO_MANY, words, "Wait for one to end, or cancel one.", retry_after_s=10)
 
     def _start_next(self) -> None:
         if self.is_draining:
@@ -240,37 +236,17 @@ class Sessions:
     async def _run(self, held: Held) -> None:
         entry = held.entry
         try:
-            held.runner = await asyncio.to_thread(self._runner, held)
-            await held.runner.run(held.cancelled)
+            await held.run(self._floor)
         except (SandhogError, OSError) as exc:
             # Its transcript cannot be made, or another process has the session.
             log.warning("a session could not be begun", extra={"session_id": entry.session_id, "error": str(exc)})
             entry.facts.fail(str(exc))
         finally:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(entry.let_go)
+            await asyncio.to_thread(entry.let_go)
             self._held.pop(entry.session_id, None)
             self._line.ended(entry.session_id)
             entry.wake()
             self._start_next()
-
-    def _runner(self, held: Held) -> SessionRunner:
-        wanted = held.entry.record.wanted
-        approver: Approver = Never() if wanted is not None and wanted.approve == "never" else Elsewhere()
-        entry = held.entry
-        runner = SessionRunner(
-            held.request,
-            cluster=self.cluster,
-            model=held.model,
-            approver=approver,
-            sinks=[entry],
-            secrets=self._hidden,
-            session_id=entry.session_id,
-        )
-        # The values of variables were kept for a session that waits; one that has begun has them elsewhere.
-        entry.record = entry.record.without_secrets()
-        write_record(entry.directory, entry.record)
-        return runner
 
     async def get(self, session_id: str, principal: Principal) -> Entry:
         """Return a session that the principal may know of.
@@ -318,58 +294,90 @@ class Sessions:
         """
         held = self._held.get(entry.session_id)
         if held is not None:
-            held.cancelled.set()
+            held.cancel()
             if self._line.leave(entry.session_id):
                 # It begins at once, only to end: its transcript says so.
                 held.task = asyncio.create_task(self._run(held), name=f"session {entry.session_id}")
         elif not entry.facts.has_ended:
-            words = f"Session {entry.session_id} is run by another process."
-            raise Refused(Code.CONFLICT, words, "Ask that one.")
+            raise _elsewhere(entry)
 
-    async def events(self, entry: Entry, after: EventId) -> "AsyncIterator[EventLine | TextDelta | None]":
-        """Yield a session's kept events from one on, with pieces of text between them as they come; None for a pause.
+    async def say(self, entry: Entry, text: str, principal: Principal) -> None:
+        """Hand a person's message to a session: to one that runs behind what it does, to one that has ended anew.
 
-        It ends when the session has ended, or this process is about to.
+        Raises:
+            Refused: it cannot take it.
         """
-        follower = Follower()
-        entry.followers.add(follower)
-        journal = Journal(entry.directory, after)
+        held = self._held.get(entry.session_id)
+        if held is not None:
+            held.say(text)
+            return
+        self._demand_open()
+        if not entry.facts.has_ended:
+            raise _elsewhere(entry)
+        self._quotas.demand_room(principal, is_new=False)
         try:
-            while True:
-                follower.wake.clear()
-                while not follower.deltas.empty():
-                    yield follower.deltas.get_nowait()
-                # Asked before the reading: what was kept before the end is read below.
-                is_over = self._is_over(entry)
-                lines: list[EventLine] = []
-                if follower.is_behind or is_over or not entry.is_ours:
-                    follower.is_behind = False
-                    lines = await asyncio.to_thread(_read_on, journal, entry)
-                for line in lines:
-                    yield line
-                follower.is_behind |= bool(lines)
-                if not lines and is_over:
-                    return
-                if not lines and not await _woken(follower.wake):
-                    yield None
-        finally:
-            entry.followers.discard(follower)
+            await self._go_on(entry, text)
+        except SandhogError as exc:
+            raise exc if isinstance(exc, Refused) else Refused(Code.CONFLICT, str(exc)) from exc
+
+    async def _go_on(self, entry: Entry, text: str = "") -> None:
+        """Let a session wait here to go on where it was left.
+
+        Raises:
+            SandhogError: it cannot.
+        """
+        record = entry.record
+        principal = self._principal(record.principal)
+        found = await asyncio.to_thread(find, self.cluster.state_dir, entry.session_id)
+        saved = found.saved.to_request(self._admission.models)
+        allowance = principal.allowance
+        tools = [one for one in (saved.ceiling.tools, allowance.ceiling.tools) if one is not None]
+        ceiling = allowance.ceiling.model_copy(update={"tools": frozenset.intersection(*tools) if tools else None})
+        request = replace(saved, ceiling=ceiling)
+        check(found, request, message=text)
+        model = self._model_of(record.loop, found.saved.to_model(None).model)
+        entry.is_ours = True
+        self._hold(Held(entry, request, model, principal, found, deque([text] if text else [])))
+
+    def limit(self, entry: Entry, given: Limits) -> Limits:
+        """Put limits in place of those of a session that waits or runs; return what it has now.
+
+        Args:
+            entry: The session.
+            given: Those fields that were set count.
+
+        Raises:
+            Refused: it does not run here, or they cannot be kept.
+        """
+        held = self._held.get(entry.session_id)
+        if held is None:
+            raise _over(entry) if entry.facts.has_ended else _elsewhere(entry)
+        said = {name: getattr(given, name) for name in given.model_fields_set}
+        try:
+            held.limit(held.limits.model_copy(update=said))
+        except ConfigError as exc:
+            raise Refused(Code.INVALID, str(exc)) from exc
+        return held.limits
+
+    def finish(self, entry: Entry, text: str) -> None:
+        """Let a session complete that waits for a message or for calls.
+
+        Raises:
+            Refused: it does not run here, or a step is under way.
+        """
+        held = self._held.get(entry.session_id)
+        if held is not None:
+            held.finish(text)
+        elif not entry.facts.has_ended:
+            raise _elsewhere(entry)
+
+    def events(self, entry: Entry, after: EventId) -> "AsyncIterator[EventLine | TextDelta | None]":
+        """Yield a session's events, see `follow`; it ends when the session has, or this process is about to."""
+        return follow(entry, after, lambda: self._is_over(entry))
 
     async def wait(self, entry: Entry, within_s: float) -> bool:
-        """Return once a session has ended or the time is over; whether it has."""
-        follower = Follower()
-        entry.followers.add(follower)
-        try:
-            async with asyncio.timeout(within_s):
-                while not self._is_over(entry):
-                    follower.wake.clear()
-                    if not await _woken(follower.wake) and not entry.is_ours:
-                        await asyncio.to_thread(entry.refresh)
-        except TimeoutError:
-            pass
-        finally:
-            entry.followers.discard(follower)
-        return entry.facts.has_ended
+        """Return once a session has ended or waits for a message, or the time is over; whether it has."""
+        return await wait_for(entry, lambda: self._is_over(entry) or entry.facts.state == "idle", within_s)
 
     async def has_read_all(self, entry: Entry, after: EventId) -> bool:
         """Return whether a session has ended and nothing was kept behind an event."""
@@ -409,6 +417,15 @@ class Sessions:
         return sum(1 for task in running if not task.done())
 
 
+def _elsewhere(entry: Entry) -> Refused:
+    words = f"Session {entry.session_id} is run by another process."
+    return Refused(Code.CONFLICT, words, "Ask that one, or again once it has ended.", retry_after_s=5)
+
+
+def _over(entry: Entry) -> Refused:
+    return Refused(Code.CONFLICT, f"Session {entry.session_id} has ended.", "POST …/message lets it go on.")
+
+
 def _fits(entry: Entry, principal: Principal, wanted: Filter) -> bool:
     record = entry.record
     owner = wanted.principal or principal.name
@@ -424,19 +441,6 @@ def _fits(entry: Entry, principal: Principal, wanted: Filter) -> bool:
 def _keep(entry: Entry) -> None:
     entry.directory.mkdir(parents=True)
     write_record(entry.directory, entry.record)
-
-
-def _read_on(journal: Journal, entry: Entry) -> list[EventLine]:
-    entry.refresh()
-    return journal.read()
-
-
-async def _woken(wake: asyncio.Event) -> bool:
-    try:
-        await asyncio.wait_for(wake.wait(), POLL_S)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def on_volume(work: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:

@@ -17,7 +17,8 @@ class SessionView(BaseModel):
 
     session_id: str
     status: Status
-    """queued, running or waiting (for a human); then completed, stopped, failed or cancelled."""
+    """queued, running, waiting (for a human's yes) or idle (for your next message); in the end completed, stopped,
+    failed or cancelled."""
     principal: str
     labels: dict[str, str]
     loop: str

@@ -91,6 +91,12 @@ class NewSession(Body):
     limits: Limits = Limits()
     parameters: ModelParameters = DEFAULT_PARAMETERS
     """How the model is asked."""
+    context_tokens: Annotated[int, Field(ge=1_000, le=100_000_000)] | None = None
+    """The model's window; null takes it from the server's model table, or learns it."""
+    project_notes: bool = True
+    """The model is given what the workspace's AGENTS.md says, if there is one."""
+    stay_open: bool = False
+    """Once the model has answered, wait for your next message, until you finish or cancel the session."""
     labels: Labels = {}
     """Your own names for it; `GET /v1/sessions?label=key=value` finds it by them."""
     env: Annotated[dict[EnvName, Text | None], Field(max_length=100)] = {}
@@ -109,6 +115,8 @@ class NewSession(Body):
             raise ValueError("prompt is missing")
         if self.loop == "none" and (self.prompt or self.model):
             raise ValueError("a session without a model takes neither prompt nor model")
+        if self.loop == "none" and self.stay_open:
+            raise ValueError("a session without a model is open as it is, until it is finished")
         if self.bind and self.workspace is None:
             raise ValueError("bind needs a workspace")
         origins = [name for name in ("workspace", "repo", "archive", "image_dir") if getattr(self, name) is not None]

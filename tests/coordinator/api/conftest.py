@@ -102,7 +102,7 @@ class Serves:
             environment=os.environ,
         )
         tokens = Tokens(self.state_dir, FIRST_TOKEN)
-        sessions = await enter(Sessions(cluster, admission, models.of, tokens=tokens, max_running=max_running))
+        sessions = await enter(Sessions(cluster, admission, models, tokens=tokens, max_running=max_running))
         listener = socket.create_server(("127.0.0.1", 0))
         app = create_app(sessions, tokens, ServeSettings(**settings))
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)

@@ -23,7 +23,7 @@ async def test_a_session_is_answered_at_once_and_ends(served: Served) -> None:
     assert made["status"] in ("queued", "running")
     assert response.headers["location"] == f"/v1/sessions/{made['session_id']}"
     shown = await served.ended(client, made["session_id"])
-    assert shown["status"] == "completed"
+    assert shown["status"] == "completed", shown
     assert shown["text"] == "done"
     assert shown["step"] == 1
     assert shown["labels"] == {"team": "a"}

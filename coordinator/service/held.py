@@ -1,0 +1,190 @@
+"""One session that waits or runs in this process: sessions → **held** → runner, and what is said to it meanwhile."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from coordinator.cluster.parts import Cluster
+from coordinator.endpoint.model import ModelClient
+from coordinator.service.caller_loop import CallerLoop
+from coordinator.service.entries import Entry
+from coordinator.service.posted import Caller, restored
+from coordinator.service.principals import Principal
+from coordinator.service.records import write_record
+from coordinator.service.refusals import Code, Refused
+from coordinator.session.approvals import Approver, Elsewhere, Never
+from coordinator.session.catching_up import TAKEOVER
+from coordinator.session.events import TurnEnded
+from coordinator.session.limits import Limits
+from coordinator.session.loop import Ending, SessionLoop
+from coordinator.session.request import SessionRequest
+from coordinator.session.resume import Resumable, resume
+from coordinator.session.runner import SessionRunner
+
+MAX_MESSAGES = 100
+"""Messages that wait for a session to have time for them."""
+BY_MESSAGE = "a message"
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What all sessions of a process run on."""
+
+    cluster: Cluster
+    hidden: tuple[str, ...]
+    """Values that must never reach a transcript."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A session that waits or runs here."""
+
+    entry: Entry
+    request: SessionRequest
+    model: ModelClient
+    principal: Principal
+    found: Resumable | None = None
+    """What an earlier owner left; None for a session that begins."""
+    messages: deque[str] = field(default_factory=deque)
+    """What was said to it and it has not had time for."""
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    runner: SessionRunner | None = None
+    task: "asyncio.Task[None] | None" = None
+    caller: Caller | None = None
+    """Of a session without a model."""
+    _said: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_finished: bool = False
+    _takes_messages: bool = True
+
+    def __post_init__(self) -> None:
+        if self.entry.record.loop == "none":
+            self.caller = Caller() if self.found is None else restored(self.found.reading.entries)
+
+    @property
+    def stays_open(self) -> bool:
+        """Whether it waits for a further message once the model has answered."""
+        wanted = self.entry.record.wanted
+        return wanted is not None and wanted.stay_open
+
+    def say(self, text: str) -> None:
+        """Hand a person's message on; the model gets it once it has answered what was said before.
+
+        Raises:
+            Refused: it takes none.
+        """
+        if self.caller is not None:
+            raise Refused(Code.CONFLICT, "A session without a model takes no messages.", "POST …/tool_calls.")
+        if self.cancelled.is_set() or self._is_finished or not self._takes_messages:
+            words = f"Session {self.entry.session_id} is just ending."
+            raise Refused(Code.CONFLICT, words, "Ask again once it has ended.", retry_after_s=2)
+        if len(self.messages) >= MAX_MESSAGES:
+            raise Refused(Code.TOO_MANY, f"{MAX_MESSAGES} messages wait already.", retry_after_s=10)
+        self.messages.append(text)
+        self._said.set()
+
+    def finish(self, text: str) -> None:
+        """Let the session complete, once it does nothing.
+
+        Raises:
+            Refused: a step is under way.
+        """
+        if self.caller is not None:
+            self.caller.end(text)
+        self._is_finished = True
+        self._said.set()
+
+    @property
+    def limits(self) -> Limits:
+        """What it may use now."""
+        return self.request.limits if self.runner is None else self.runner.limits.now
+
+    def limit(self, limits: Limits) -> None:
+        """Put other limits in place, cut to the principal's ceiling.
+
+        Raises:
+            ConfigError: they cannot be kept.
+        """
+        if self.runner is not None:
+            self.runner.limits.change(limits)
+        self.request = replace(self.request, limits=self.request.ceiling.cut(limits))
+
+    def cancel(self) -> None:
+        """End the session once each of its calls has its answer."""
+        self.cancelled.set()
+        self._said.set()
+
+    def leave(self) -> None:
+        """Let go of the session where it is, for another coordinator to go on with."""
+        if self.runner is not None:
+            self.runner.abandon(Ending("failed", "the server ended", is_lost=True), finish_s=0.0)
+
+    async def run(self, floor: Floor) -> None:
+        """Run the session to its end.
+
+        Raises:
+            SandhogError: it cannot be begun, or another process has it.
+        """
+        if self.found is None:
+            self.runner = await asyncio.to_thread(self._new, floor)
+        else:
+            message = self.messages.popleft() if self.messages else ""
+            self.runner = await resume(
+                self.found,
+                self.request,
+                cluster=floor.cluster,
+                model=self.model,
+                approver=self._approver,
+                sinks=self._sinks,
+                message=message,
+                secrets=floor.hidden,
+                next_message=self._next_message,
+                by=BY_MESSAGE if message else TAKEOVER,
+                make_loop=self._make_loop,
+            )
+        await self.runner.run(self.cancelled)
+
+    def _new(self, floor: Floor) -> SessionRunner:
+        entry = self.entry
+        runner = SessionRunner(
+            self.request,
+            cluster=floor.cluster,
+            model=self.model,
+            approver=self._approver,
+            sinks=self._sinks,
+            secrets=floor.hidden,
+            session_id=entry.session_id,
+            next_message=self._next_message,
+            make_loop=self._make_loop,
+        )
+        # The values of variables were kept for a session that waits; one that has begun has them elsewhere.
+        entry.record = entry.record.without_secrets()
+        write_record(entry.directory, entry.record)
+        return runner
+
+    @property
+    def _approver(self) -> Approver:
+        wanted = self.entry.record.wanted
+        return Never() if wanted is not None and wanted.approve == "never" else Elsewhere()
+
+    @property
+    def _sinks(self) -> list[Callable[..., None]]:
+        return [self.entry] if self.caller is None else [self.caller, self.entry]
+
+    @property
+    def _make_loop(self) -> Callable[..., SessionLoop]:
+        return SessionLoop if self.caller is None else partial(CallerLoop, caller=self.caller)
+
+    async def _next_message(self, turn: TurnEnded) -> str | None:
+        while not (self.cancelled.is_set() or self._is_finished):
+            self._said.clear()
+            if self.messages:
+                return self.messages.popleft()
+            if not self.stays_open:
+                break
+            self.entry.facts.state = "idle"
+            self.entry.wake()
+            await self._said.wait()
+        self._takes_messages = False
+        return None
