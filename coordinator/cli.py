@@ -11,6 +11,10 @@ from coordinator.errors import ConfigError, SandhogError
 
 COMMANDS = {
     "run": "coordinator.commands.run",
+    "chat": "coordinator.commands.chat",
+    "resume": "coordinator.commands.resume",
+    "show": "coordinator.commands.show",
+    "export": "coordinator.commands.export",
     "batch": "coordinator.commands.batch",
     "compare": "coordinator.commands.compare",
     "demo": "coordinator.commands.demo_command",

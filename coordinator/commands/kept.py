@@ -6,8 +6,11 @@ from pathlib import Path
 
 from coordinator.errors import ConfigError
 from coordinator.session.events import SessionStarted
-from coordinator.session.transcript import read_transcript, segment_path
+from coordinator.session.reading import read_session
+from coordinator.session.subagents import CHILDREN_DIR
+from worker.contract import keys
 
+_CHILD = re.compile(r"[0-9]+-[0-9]+-[0-9]+(?:\.[0-9]+-[0-9]+-[0-9]+)*")
 _SESSION_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 
 
@@ -22,6 +25,47 @@ class KeptSession:
     """"" where nothing changed."""
 
 
+def session_named(state_dir: Path, name: str) -> str:
+    """Return the id of the session that a name stands for: all of an id, the beginning of only one, or `last`.
+
+    Raises:
+        ConfigError: it stands for none, or for several.
+    """
+    sessions = state_dir / "sessions"
+    ids = (
+        sorted(path.name for path in sessions.iterdir() if _SESSION_ID.fullmatch(path.name))
+        if sessions.is_dir()
+        else []
+    )
+    if name == "last" and ids:
+        return ids[-1]
+    if name in ids:
+        return name
+    found = [one for one in ids if name and one.startswith(name)]
+    if not found:
+        raise ConfigError(f"There is no session {name} below {sessions}.")
+    if len(found) > 1:
+        shown = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+        raise ConfigError(f"{name} is the beginning of {len(found)} sessions: {shown}. Give more of the id.")
+    return found[0]
+
+
+def directory_of(state_dir: Path, name: str) -> Path:
+    """Return the directory of a session, or of a sub-agent by its whole id.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    above, mark, child = name.partition(keys.CHILD_MARK)
+    session_dir = state_dir / "sessions" / session_named(state_dir, above)
+    if not mark:
+        return session_dir
+    child_dir = session_dir / CHILDREN_DIR / child
+    if not _CHILD.fullmatch(child) or not child_dir.is_dir():
+        raise ConfigError(f"Session {session_dir.name} has no sub-agent {child}.")
+    return child_dir
+
+
 def find_session(state_dir: Path, session_id: str) -> KeptSession:
     """Return an ended session.
 
@@ -29,11 +73,10 @@ def find_session(state_dir: Path, session_id: str) -> KeptSession:
         ConfigError: there is none of that id, or it worked on the directory itself.
         TranscriptError: its transcript cannot be read.
     """
+    session_id = session_named(state_dir, session_id)
     session_dir = state_dir / "sessions" / session_id
-    if not _SESSION_ID.fullmatch(session_id) or not session_dir.is_dir():
-        raise ConfigError(f"There is no session {session_id} below {state_dir / 'sessions'}.")
-    reading = read_transcript(segment_path(session_dir, session_id, 1))
-    started = next((entry.event for entry in reading.entries if isinstance(entry.event, SessionStarted)), None)
+    entries = read_session(session_dir).entries
+    started = next((entry.event for entry in entries if isinstance(entry.event, SessionStarted)), None)
     patch = session_dir / "patch.diff"
     if started is None or not patch.exists():
         raise ConfigError(f"Session {session_id} has no patch: it worked on the directory itself, or did not end.")

@@ -4,21 +4,28 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from coordinator.cluster.parts import Cluster
+from coordinator.commands.messages import ChatSignals, Messages
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.commands.terminal import TerminalApprover
 from coordinator.commands.timeline import Timeline
+from coordinator.commands.typed_lines import TypedLines
 from coordinator.embedded import Embedded
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always, Approver, Elsewhere, Never
+from coordinator.session.conversation import NextMessage
+from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
+from coordinator.session.resume import Resumable, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
@@ -26,6 +33,18 @@ from tools.loading import LoadedTools, ToolsUnusable, load_tools
 
 HURRY_S = 3.0
 """How long a session that was cancelled twice may still take to end its box."""
+
+
+@dataclass(frozen=True)
+class Going:
+    """A session that goes on."""
+
+    found: Resumable
+    message: str = ""
+    env: Mapping[str, str] | None = None
+    """Values of the box's variables, where they are given anew."""
+    is_forced: bool = False
+    """Also take it from an owner that lives."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +59,10 @@ class Command:
     """Redraw on a terminal what still runs; else every line once."""
     tools: LoadedTools | None = None
     """The session's tools; None is the built-in ones and those of installed packages."""
+    goes_on: Going | None = None
+    """The session that goes on; None begins a new one."""
+    talk: Literal["once", "further", "chat"] = "once"
+    """Whether a person says more when a turn has ended: no, if they like to, or until they leave."""
 
 
 def run_command(command: Command, settings: Settings) -> SessionResult:
@@ -62,20 +85,22 @@ async def _run_on(
     redis_url: str, embedded: Embedded | None, command: Command, settings: Settings, signals: Signals
 ) -> SessionResult:
     timeline = Timeline(sys.stderr, is_live=None if command.is_live else False)
+    lines = TypedLines(sys.stdin)
+    messages = _messages(command, lines, timeline, signals)
+    if command.talk == "chat" and command.goes_on is None and not command.request.prompt:
+        said = await messages.next() if messages else None
+        if said is None:
+            raise ConfigError("Nothing was said.")
+        command = replace(command, request=replace(command.request, prompt=said))
     model = ModelClient(await choose_model(command.model))
-    secrets = [value for value in (command.model.api_key, os.environ.get("OPENAI_API_KEY")) if value]
+    cancelled = messages.signals.turn if messages and messages.signals else signals.first
+    approver = _approver(command.approve, timeline, cancelled, lines)
     try:
         async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
-            runner = SessionRunner(
-                command.request,
-                cluster=cluster,
-                model=model,
-                approver=_approver(command.approve, timeline, signals.first),
-                sinks=[timeline],
-                secrets=secrets,
-            )
+            session = _Around(model, approver, [timeline], messages.next if messages else None)
+            runner = await _runner(command, cluster, session)
             async with looked_after(embedded) as broken:
-                return await _attended(runner, signals, broken)
+                return await _attended(runner, cancelled, signals.second, broken)
     finally:
         # What cannot be drawn any more is no reason to lose the result.
         with contextlib.suppress(OSError, ValueError):
@@ -83,14 +108,71 @@ async def _run_on(
         await model.close()
 
 
-async def _attended(runner: SessionRunner, signals: Signals, broken: "asyncio.Task[None]") -> SessionResult:
+@dataclass(frozen=True)
+class _Around:
+    """What a session has around it here."""
+
+    model: ModelClient
+    approver: Approver
+    sinks: list[EventSink]
+    next_message: NextMessage | None
+
+
+async def _runner(command: Command, cluster: Cluster, around: _Around) -> SessionRunner:
+    """Return the runner of a new session, or of one that goes on.
+
+    Raises:
+        SandhogError: it cannot begin, or not go on.
+    """
+    secrets = [value for value in (command.model.api_key, os.environ.get("OPENAI_API_KEY")) if value]
+    if command.goes_on is None:
+        return SessionRunner(
+            command.request,
+            cluster=cluster,
+            model=around.model,
+            approver=around.approver,
+            sinks=around.sinks,
+            secrets=secrets,
+            next_message=around.next_message,
+        )
+    return await resume(
+        command.goes_on.found,
+        command.request,
+        cluster=cluster,
+        model=around.model,
+        approver=around.approver,
+        sinks=around.sinks,
+        secrets=secrets,
+        next_message=around.next_message,
+        message=command.goes_on.message,
+        env=command.goes_on.env,
+        is_forced=command.goes_on.is_forced,
+    )
+
+
+def _messages(command: Command, lines: TypedLines, timeline: Timeline, signals: Signals) -> Messages | None:
+    """Return what asks a person for further messages; None where nobody is asked."""
+    match command.talk:
+        case "once":
+            return None
+        case "further":
+            return Messages(lines, sys.stderr, timeline, signals.first)
+        case "chat":
+            chat = ChatSignals()
+            chat.take(signals)
+            return Messages(lines, sys.stderr, timeline, chat.leave, is_chat=True, signals=chat)
+
+
+async def _attended(
+    runner: SessionRunner, cancelled: asyncio.Event, broken_off: asyncio.Event, broken: "asyncio.Task[None]"
+) -> SessionResult:
     """Return the session's result; broken off when its cluster is gone or a second signal came.
 
     Raises:
         ConfigError: the embedded cluster could not begin.
     """
-    session = asyncio.create_task(runner.run(signals.first), name=f"session {runner.session_id}")
-    second = asyncio.create_task(signals.second.wait())
+    session = asyncio.create_task(runner.run(cancelled), name=f"session {runner.session_id}")
+    second = asyncio.create_task(broken_off.wait())
     try:
         await asyncio.wait({session, second, broken}, return_when=asyncio.FIRST_COMPLETED)
         if not session.done():
@@ -107,12 +189,12 @@ async def _attended(runner: SessionRunner, signals: Signals, broken: "asyncio.Ta
         second.cancel()
 
 
-def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event) -> Approver:
+def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event, lines: TypedLines) -> Approver:
     match approve:
         case "always":
             return Always()
         case "ask":
-            return TerminalApprover(timeline, cancelled, sys.stdin, sys.stderr)
+            return TerminalApprover(timeline, cancelled, lines, sys.stderr)
         case "wait":
             return Elsewhere()
         case _:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from coordinator.session.events import EventSink, Notice
+from coordinator.session.events import EventSink, Notice, ToolsShown
 from coordinator.visible import visible_line
 from tools.registry import Registry
 from worker.contract import breaker, keys
@@ -120,6 +120,7 @@ class ShownTools:
         self._emit = emit
         self._strict = strict
         self._hidden: frozenset[str] = frozenset()
+        self._shown: list[dict[str, Any]] | None = None
         self.changes = 0
         """How often the list changed; each time the endpoint's cache of the prompt was void."""
 
@@ -137,7 +138,11 @@ class ShownTools:
             self._note(off)
         left = [name for name in self._registry.names() if name not in self._hidden and not self._is_at_home(name)]
         hidden = self._hidden if left or not self._hidden else self._registry.names()
-        return self._registry.function_schemas(hidden, strict=self._strict)
+        shown = self._registry.function_schemas(hidden, strict=self._strict)
+        if shown != self._shown:
+            self._shown = shown
+            self._emit(ToolsShown(tools=shown))
+        return shown
 
     def _is_at_home(self, name: str) -> bool:
         tool = self._registry.get(name)

@@ -104,9 +104,14 @@ class Rebuilt:
         return str(self.history.messages[-1]["content"] or "") if self.history.is_answered else ""
 
 
-def rebuild(entries: Sequence[Entry]) -> Rebuilt:
-    """Return how far the session is whose lines these are; what cannot be read is left out."""
-    builder = _Builder()
+def rebuild(entries: Sequence[Entry], *, is_compacted: bool = True) -> Rebuilt:
+    """Return how far the session is whose lines these are; what cannot be read is left out.
+
+    Args:
+        entries: The lines.
+        is_compacted: The conversation as the model has it; False leaves every message in it as it was.
+    """
+    builder = _Builder(is_compacted)
     for entry in entries:
         if entry.event is not None:
             builder.take(entry.event)
@@ -119,8 +124,9 @@ _Talk = ModelReplied | ReplyTaken | UserMessage | StepStarted | ContextCompacted
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, is_compacted: bool) -> None:
         self.state = Rebuilt()
+        self._is_compacted = is_compacted
         self._generation = 1
         self._begun_step = 0
         self._reply: ModelReplied | None = None
@@ -175,7 +181,8 @@ class _Builder:
                 self._begun_step = event.step
             case ContextCompacted():
                 self._close()
-                state.history.compact(event)
+                if self._is_compacted:
+                    state.history.compact(event)
             case SystemWritten():
                 state.history.set_system(event.system)
             case UserMessage():

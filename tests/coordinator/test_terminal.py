@@ -14,6 +14,7 @@ from typing import TextIO
 import pytest
 
 from coordinator.commands.terminal import TerminalApprover, is_terminal
+from coordinator.commands.typed_lines import TypedLines
 from coordinator.session.approvals import Decided
 from worker.contract.approvals import ApprovalRequest
 
@@ -47,7 +48,8 @@ class Seat:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.approver = TerminalApprover(self.screen, self.cancelled, self.answers, self.questions)
+        self.lines = TypedLines(self.answers)
+        self.approver = TerminalApprover(self.screen, self.cancelled, self.lines, self.questions)
 
     def ask(self, request: ApprovalRequest = REQUEST) -> "asyncio.Task[Decided | None]":
         return asyncio.create_task(self.approver.ask(request))
@@ -75,7 +77,7 @@ def terminal() -> Iterator[Seat]:
         # Ends a read that is still under way. It must be over before its descriptor is somebody else's.
         os.close(master)
         for thread in threading.enumerate():
-            if thread.name == "approval":
+            if thread.name == "typed":
                 thread.join(60)
 
 
@@ -146,7 +148,7 @@ async def test_a_line_typed_for_an_earlier_question_answers_no_later_one(termina
     await asyncio.gather(first, return_exceptions=True)
     await terminal.sees("no longer asked here")
     terminal.types("y\n")
-    reading = terminal.approver._reading
+    reading = terminal.lines._reading
     assert reading is not None
     await reading
     second = terminal.ask()
