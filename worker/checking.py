@@ -57,6 +57,8 @@ def run_check(check: Check, order: BoxOrder, box: Box, place: Workspace) -> Chec
     """Put the check's files into the workspace and run its command."""
     source = Path(order.session_dir) / CHECK_FILES_DIR
     for number, file in enumerate(check.files):
+        if not (source / str(number)).is_file():
+            return CheckOutcome(error=f"{file.path} was not brought along.", is_infrastructure=True)
         try:
             put_file(source / str(number), place.directory, file, place, may_replace=True)
         except (OSError, WorkspaceRefused) as exc:
