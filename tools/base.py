@@ -190,8 +190,8 @@ class Tool(ABC, Generic[P]):
     parameters: ClassVar[type[BaseModel]]
     """Model of the arguments: `extra="forbid"`, strict, a docstring under each field."""
     runs_on: ClassVar[Literal["box", "worker", "coordinator"]] = "box"
-    effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "changes"
-    """What a call can do at most; the guarded policy decides by it."""
+    effect: ClassVar[Literal["reads", "changes", "runs_commands", "acts_outside"]] = "changes"
+    """What a call can do at most; the policies decide by it. What acts outside of the box, no box bounds."""
     secrets: ClassVar[tuple[str, ...]] = ()
     """Names of the principal's secrets that it needs; only for a tool that runs in a process of its own."""
 

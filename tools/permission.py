@@ -78,12 +78,16 @@ def decide(tool: str, arguments: Mapping[str, Any], terms: Terms, known: Registr
             warning = change_of_git(arguments)
             reason = f"{tool} changes files" + (f": {warning}" if warning else "")
             verdict = _decide_whole(tool, terms, Verdict(Decision.ASK, reason))
+        case "acts_outside":
+            by_both = Verdict(Decision.ASK, f"{tool} acts outside of the sandbox")
+            verdict = _decide_whole(tool, terms, by_both, by_boxed=by_both)
         case "runs_commands":
             return _decide_command(tool, arguments.get("command"), terms)
         case other:
             assert_never(other)
     if terms.is_read_only and found.effect != "reads":
-        return Verdict(Decision.DENY, f"the session only reads, and {tool} changes files")
+        does = "changes files" if found.effect == "changes" else "acts outside of the sandbox"
+        return Verdict(Decision.DENY, f"the session only reads, and {tool} {does}")
     return verdict
 
 
@@ -121,10 +125,12 @@ def _is_repeatable(script: Script, command: SimpleCommand) -> bool:
     return script.not_plain is None and command.is_exact and not command.has_input
 
 
-def _decide_whole(tool: str, terms: Terms, by_guarded: Verdict) -> Verdict:
+_ALLOWED_BY_BOX = Verdict(Decision.ALLOW, "the session is boxed")
+
+
+def _decide_whole(tool: str, terms: Terms, by_guarded: Verdict, by_boxed: Verdict = _ALLOWED_BY_BOX) -> Verdict:
     """Decide about a tool that runs no command."""
-    boxed = Verdict(Decision.ALLOW, "the session is boxed")
-    by_policy = boxed if terms.policy is Policy.BOXED else by_guarded
+    by_policy = by_boxed if terms.policy is Policy.BOXED else by_guarded
     if terms.rules is None:
         return by_policy
     matched = terms.rules.first_for(tool, None)
@@ -164,9 +170,6 @@ def _unread(tool: str, script: Script, terms: Terms) -> Verdict:
     if terms.rules is not None:
         verdict = _without_command(tool, terms, terms.rules, by_policy, why)
     return replace(verdict, part=(fault.start_byte, fault.end_byte) if fault else None)
-
-
-_ALLOWED_BY_BOX = Verdict(Decision.ALLOW, "the session is boxed")
 
 
 def _without_command(tool: str, terms: Terms, rules: Rules, by_policy: Verdict, why: str) -> Verdict:

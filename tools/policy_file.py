@@ -13,7 +13,17 @@ from tools.cutting import shorten_value
 from tools.matching import REST
 from tools.permission import GUARDED, Policy, Terms, decide
 from tools.registry import Registry
-from tools.rules import ANY_TOOL, MOST_BYTES, MOST_PATTERN_WORDS, MOST_RULES, Otherwise, Rule, Rules, rules_to_text
+from tools.rules import (
+    ANY_TOOL,
+    MCP_MARK,
+    MOST_BYTES,
+    MOST_PATTERN_WORDS,
+    MOST_RULES,
+    Otherwise,
+    Rule,
+    Rules,
+    rules_to_text,
+)
 from tools.verdict import Decision
 
 MOST_FILE_BYTES = 256_000
@@ -92,7 +102,8 @@ def _tools(entry: Mapping[str, Any], where: str, known: Registry) -> tuple[str, 
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, str) for tool in tools):
         _wrong(where, "tool", value, 'write a tool\'s name, a list of names, or "*" for any')
     for tool in tools:
-        if tool != ANY_TOOL and known.get(tool) is None:
+        # The tools of MCP servers, `server__tool`, are known once their servers run.
+        if tool != ANY_TOOL and known.get(tool) is None and MCP_MARK not in tool:
             _wrong(where, "tool", tool, f'there is no such tool; write one of {", ".join(known.names())}, or "*"')
     return tuple(tools)
 

@@ -51,6 +51,19 @@ class Registry:
         return [rendered(tool) for tool in self.tools() if tool.name not in hidden]
 
 
+class LiveRegistry(Registry):
+    """A registry whose MCP tools change while a session runs; all others stay."""
+
+    def __init__(self, tools: Iterable[AnyTool]) -> None:
+        super().__init__(tools)
+        self._lasting = dict(self._tools)
+
+    def bring(self, tools: Iterable[AnyTool]) -> None:
+        """Put these in place of those that were brought before; one whose name is taken is left out."""
+        brought = {tool.name: tool for tool in tools if tool.name not in self._lasting}
+        self._tools = {**self._lasting, **brought}
+
+
 def builtin_registry() -> Registry:
     """Return the tools that every session has."""
     return Registry([Bash(), BashOutput(), Edit(), Glob(), Grep(), KillBash(), Read(), Task(), TodoWrite(), Write()])

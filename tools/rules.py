@@ -16,6 +16,8 @@ MOST_PATTERN_WORDS = 32
 MOST_BYTES = 32_000
 """Size of a user's rules as they travel with every call."""
 ANY_TOOL = "*"
+MCP_MARK = "__"
+"""Stands in the name of an MCP server's tool between the server's name and its own."""
 
 _Word = Annotated[str, StringConstraints(min_length=1, max_length=300)]
 
@@ -35,7 +37,7 @@ class Rule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     tools: tuple[_Word, ...]
-    """Names of the tools it is for; `*` is any."""
+    """Names of the tools it is for; `*` is any, and one that ends in `*` stands for all that begin so."""
     command: tuple[_Word, ...] | None = None
     """The pattern of a simple command's words; None is for every call of the tools."""
     decision: Decision
@@ -44,7 +46,7 @@ class Rule(BaseModel):
 
     def is_for(self, tool: str) -> bool:
         """Return whether it speaks of this tool at all."""
-        return tool in self.tools or ANY_TOOL in self.tools
+        return any(name == tool or (name.endswith(ANY_TOOL) and tool.startswith(name[:-1])) for name in self.tools)
 
     @property
     def is_spelled_out(self) -> bool:

@@ -47,6 +47,8 @@ class Ceiling(BaseModel):
         return Limits.model_validate({name: min(values, default=None) for name, values in both.items()})
 
 
+NO_READING = ("changes", "acts_outside")
+"""Effects of tools that a session that only reads is not shown."""
 NO_CEILING = Ceiling()
 """Of a local user."""
 
@@ -88,7 +90,7 @@ def usable_tools(registry: Registry, tools: frozenset[str] | None, *, is_read_on
     return Registry(
         tool
         for tool in registry.tools()
-        if (tools is None or tool.name in tools) and not (is_read_only and tool.effect == "changes")
+        if (tools is None or tool.name in tools) and not (is_read_only and tool.effect in NO_READING)
     )
 
 
