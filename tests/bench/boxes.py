@@ -1,14 +1,19 @@
-"""What a box costs: claimed warm, started cold beside `docker run`, standing idle in numbers.
+"""What a box costs: a call, 16 boxes at once, claimed warm, started cold beside `docker run`, idle, flooded.
 
-Run by hand: `.venv/bin/python tests/bench/boxes.py [--rounds N] [--idle N ...]`. Ways take turns within one run; quote
-the ratios. Idle memory is what the machine has less available per box, shims and the engine's own included.
+Run by hand: `.venv/bin/python -m tests.bench.boxes [--rounds N] [--idle N ...] [--write-docs] [--plot-python PYTHON]`.
+Ways take turns within one run; quote the ratios. Idle memory is what the machine has less available per box, shims and
+the engine's own included. With `--write-docs` it writes `docs/performance-boxes.md`, and `docs/boxes.png` when PYTHON
+has matplotlib; that takes about four minutes.
 """
 
 import argparse
+import json
 import os
+import platform
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -23,9 +28,13 @@ from sandbox.creation import NAME_PREFIX
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.pool import PoolSettings
 from sandbox.requests import CallMark, RunRequest
+from tests.bench import flood, guest_layer
+from tests.bench.peer_drivers import PLOT
 from worker.boxes import Boxes
 from worker.contract.orders import BoxOrder, FinishOrder, WorkspaceMode
+from worker.own_disk import OwnDisks
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 READY_S = 60.0
 KIB = 1024
 
@@ -35,7 +44,8 @@ def node(directory: Path, pool: PoolSettings | None) -> Iterator[tuple[DockerEng
     """A node's boxes without its queue."""
     name = f"bench-{os.getpid()}-{directory.name}"
     engine = DockerEngine(EngineSettings(name, guest_folder.install(directory / "guest"), directory / "records"))
-    boxes = Boxes(engine, 600, pool=pool, nursery=directory / "warm")
+    disks = OwnDisks(directory / "disks")
+    boxes = Boxes(engine, 600, pool=pool, nursery=directory / "warm", disks=disks)
     boxes.adopt()
     try:
         yield engine, boxes
@@ -83,7 +93,6 @@ def starts(directory: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds of each way to a first answer."""
     numbers = iter(range(100_000))
     ways: dict[str, list[float]] = {"warm claim": [], "cold start": [], "docker run": []}
-    (directory / "warm").mkdir()
     with ExitStack() as stack:
         _, cold = stack.enter_context(node(directory / "cold", None))
         _, warm = stack.enter_context(node(directory / "warm", PoolSettings(min_idle=1, max_idle=1, least_wants=1)))
@@ -127,8 +136,8 @@ def guest_bytes(box: Box) -> int:
     return max(int(line.split()[1]) * KIB for line in titles if "guest.pyc" in line and "spawner.pyc" not in line)
 
 
-def idle(directory: Path, count: int) -> None:
-    """Print what so many idle boxes take, and how long a call takes among them."""
+def idle(directory: Path, count: int) -> str:
+    """What so many idle boxes take, and how long a call takes among them, as a line of a table."""
     with node(directory, None) as (_, boxes):
         before, started = available_bytes(), time.perf_counter()
         orders = [order_for(directory, number) for number in range(count)]
@@ -152,32 +161,124 @@ def idle(directory: Path, count: int) -> None:
             began = time.perf_counter()
             one.run(RunRequest(CallMark(f"i{number}", "", "i", 1, 1), command="true"))
             calls.append(time.perf_counter() - began)
-        print(
-            f"{count} idle boxes: {each / KIB**2:.1f} MiB each of the machine's memory, guest "
-            f"{guest_bytes(one) / KIB**2:.1f} MiB resident, {count / took:.1f} starts/s, "
-            f"a call of `true` among them {statistics.median(calls) * 1000:.2f} ms"
+        return (
+            f"| {count} | {each / KIB**2:.1f} MiB | {guest_bytes(one) / KIB**2:.1f} MiB | {count / took:.1f} "
+            f"| {statistics.median(calls) * 1000:.2f} ms |"
         )
 
 
+def call_part(ways: list[guest_layer.Way]) -> list[str]:
+    """The section on one call."""
+    median = {way.name: statistics.median(way.seconds) for way in ways}
+    lines = ["## One call of `true`", "", "| where | median ms | 9 of 10 within ms | × host |", "|---|---:|---:|---:|"]
+    for way in ways:
+        late = sorted(way.seconds)[int(len(way.seconds) * 0.9)]
+        middle, ratio = median[way.name] * 1000, median[way.name] / median["host"]
+        lines.append(f"| {way.name} | {middle:.2f} | {late * 1000:.2f} | {ratio:.2f} |")
+    switched, plain = median["box, switch of user"], median["box, commands as root"]
+    return [
+        *lines,
+        "",
+        f"- box with the switch of user: {switched / median['host']:.2f}× the host (wanted ≤ 1.8), "
+        f"{switched / median['host, switch of user']:.2f}× the host with the same switch (≤ 1.4), "
+        f"{switched / median['plain container, switch of user']:.2f}× a process in a plain container",
+        f"- box without: {plain / median['host']:.2f}× the host (≤ 1.25), "
+        f"{plain / median['plain container']:.2f}× a process in a plain container",
+        f"- Read of 1 KB: {median['box, Read of 1 KB'] * 1000:.2f} ms (≤ 0.5)",
+        "",
+    ]
+
+
+def crowd_part(rates: dict[str, list[float]]) -> list[str]:
+    """The section on 16 boxes at once."""
+    median = {name: statistics.median(each) for name, each in rates.items()}
+    lines = [
+        f"## {guest_layer.BOXES} boxes at once",
+        "",
+        "| where | commands a second | of the host |",
+        "|---|---:|---:|",
+    ]
+    lines += [f"| {name} | {rate:.0f} | {rate / median['host']:.0%} |" for name, rate in median.items()]
+    return [*lines, "", "Wanted: 60 % with the switch of user, 85 % without.", ""]
+
+
+def start_part(ways: dict[str, list[float]]) -> list[str]:
+    """The section on starts."""
+    floor = statistics.median(ways["docker run"])
+    lines = ["## To the first answer", "", "| way | median ms | worst ms | × `docker run` |", "|---|---:|---:|---:|"]
+    for way, seconds in ways.items():
+        middle = statistics.median(seconds)
+        lines.append(f"| {way} | {middle * 1000:.1f} | {max(seconds) * 1000:.1f} | {middle / floor:.2f} |")
+    return [*lines, "", "With a private copy on a disk of its own. Wanted: warm ≤ 10 ms, cold ≤ 1.3×.", ""]
+
+
+def idle_part(directory: Path, counts: list[int]) -> list[str]:
+    """The section on boxes that stand idle, and on the guest's folder."""
+    folder = guest_folder.install(directory / "guest")
+    disk = sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
+    head = "| boxes | memory of the machine, each | guest, resident | starts a second | a call among them |"
+    lines = ["## Idle", "", head, "|---:|---:|---:|---:|---:|"]
+    lines += [idle(directory / f"idle-{count}", count) for count in counts]
+    return [
+        *lines,
+        "",
+        f"The guest's folder has {disk / KIB**2:.1f} MiB on disk. Wanted: guest ≤ 12 MB, folder ≤ 15.",
+        "",
+    ]
+
+
+def flood_part() -> list[str]:
+    """The section on floods of output."""
+    argv = [sys.executable, "-m", "tests.bench.flood"]
+    printed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return [f"## {flood.__doc__.splitlines()[0].partition(':')[0] if flood.__doc__ else ''}", "", printed]
+
+
+def plot(parts: dict[str, dict[str, float]], python: str) -> bool:
+    """Draw medians in milliseconds; whether that could be done."""
+    argv = [python, "-c", PLOT, json.dumps(parts), str(DOCS / "boxes.png")]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--idle", type=int, nargs="*", default=[], help="how many boxes to let stand, one run each")
+    parser.add_argument("--idle", type=int, nargs="*", default=[50], help="how many boxes to let stand, one run each")
+    parser.add_argument("--write-docs", action="store_true")
+    parser.add_argument("--plot-python", default=sys.executable, help="an interpreter with matplotlib")
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]
     directory = Path(tempfile.mkdtemp(prefix="hog-bench-"))
     directory.chmod(0o755)
     try:
-        ways = starts(directory, arguments.rounds)
-        print(f"to the first answer, {arguments.rounds} rounds: median / worst in ms, and beside `docker run`")
-        floor = statistics.median(ways["docker run"])
-        for way, seconds in ways.items():
-            middle = statistics.median(seconds)
-            print(f"  {way:12} {middle * 1000:8.1f} {max(seconds) * 1000:8.1f} {middle / floor:8.2f}x")
-        for count in arguments.idle:
-            idle(directory / f"idle-{count}", count)
+        with node(directory / "layer", None) as (engine, _):
+            ways = guest_layer.one_call(engine, directory / "one", 4 * arguments.rounds)
+            rates = guest_layer.many_calls(engine, directory / "many", max(1, arguments.rounds // 4))
+        first = starts(directory, arguments.rounds)
+        text = [
+            "# What a box costs",
+            "",
+            f"Measured by `tests/bench/boxes.py` on {os.cpu_count()} processors with a load of {load:.1f} before it "
+            f"began, Linux {platform.release()}, Python {platform.python_version()}; all ways in turns within one run. "
+            "Machines differ: read the ratios, and where the load is above the number of processors not even those "
+            "closely.",
+            "",
+            *call_part(ways),
+            *crowd_part(rates),
+            *start_part(first),
+            *idle_part(directory, arguments.idle),
+            *flood_part(),
+        ]
     finally:
         shutil.rmtree(directory)
+    print("\n".join(text))
+    if arguments.write_docs:
+        calls = {way.name: statistics.median(way.seconds) * 1000 for way in ways}
+        begins = {way: statistics.median(seconds) * 1000 for way, seconds in first.items()}
+        if plot({"one call of true": calls, "to the first answer": begins}, arguments.plot_python):
+            text[4:4] = ["![Medians of one run](boxes.png)", ""]
+        (DOCS / "performance-boxes.md").write_text("\n".join(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import docker
 import pytest
 
 from coordinator.endpoint.scripted import Script, ScriptedCall, Turn
+from sandbox.controls import GVISOR_KERNEL
 from sandbox.making import MADE_BY_LABEL
 from tests.cluster.test_command_line import ended, leftovers, running
+from tests.sandbox.gvisor import RUNTIME, missing_gvisor
 
 pytestmark = pytest.mark.docker
 
@@ -63,6 +65,24 @@ def test_a_session_reaches_the_hosts_that_were_allowed_and_no_other(state_dir: P
     assert "403" in second
     transcript = Path(result["transcript"]).read_text()
     assert f"commands reach only localhost:{host}" in transcript, "the model is told"
+    assert leftovers(state_dir) == []
+
+
+@pytest.mark.parametrize("runtime", ["runc", RUNTIME])
+def test_a_profile_names_hosts_on_either_runtime(state_dir: Path, project: Path, host: int, runtime: str) -> None:
+    if runtime == RUNTIME and (reason := missing_gvisor()) is not None:
+        pytest.skip(reason)
+    profile = {"network": "allowlist", "hosts": [f"localhost:{host}"], "runtime": runtime}
+    settings = {"SANDHOG_PROFILES": json.dumps({"out": profile}), "SANDHOG_EGRESS_PRIVATE": '["localhost"]'}
+    script = bash(FETCH.format(url=f"http://localhost:{host}/"), FETCH.format(url="http://elsewhere.test/"), "uname -r")
+    arguments = ["run", "go", "--workspace", str(project), "--json", "--profile", "out"]
+    with running(script, state_dir, *arguments, **settings) as process:
+        result, err = ended(process)
+    assert result["status"] == "completed", err
+    allowed, refused, kernel = seen(result)
+    assert "outside says hello" in allowed
+    assert "403" in refused
+    assert (GVISOR_KERNEL in kernel) == (runtime == RUNTIME)
     assert leftovers(state_dir) == []
 
 
