@@ -155,7 +155,8 @@ def _redirect_fault(node: Node, raw: bytes) -> str:
         return "it holds words behind a redirection"
     target = raw[targets[0].start_byte : targets[0].end_byte]
     match signs[0]:
-        case "<" if targets[0].type in {"word", "raw_string"}:
+        case "<" if targets[0].type in {"word", "raw_string"} and b"\\" not in target:
+            # Escapes could hide one of bash's network files.
             return ""
         case ">" | ">>" | "&>" | "&>>" if target == b"/dev/null":
             return ""

@@ -34,6 +34,32 @@ def _nothing(words: Sequence[Word]) -> bool:
     return not words
 
 
+_PRINTF_OPTIONS = _options(r"--|(?!-v).*")
+# Stores a number in the variable that an argument names: PATH, for one.
+_PRINTF_STORES = re.compile(r"%[^%a-zA-Z]*[hljztL]*n")
+
+
+def _printf(words: Sequence[Word]) -> bool:
+    operands = [word for word in words if word.text != "--"]
+    if not operands:
+        return True
+    pattern = operands[0]
+    return pattern.is_exact and not _PRINTF_STORES.search(pattern.text.replace("%%", "")) and _PRINTF_OPTIONS(words)
+
+
+_DATE_OPTIONS = _options(r"-u|-R|-I\w*|-d.*|-r|--(?:utc|iso-8601(?:=\w+)?|rfc-3339=\w+|date=.*)")
+
+
+def _date(words: Sequence[Word]) -> bool:
+    # Any other operand than a format is the time to set.
+    before = [None, *words]
+    operands = [
+        word for last, word in zip(before, words, strict=False) if last is None or last.text not in {"-d", "-r"}
+    ]
+    others = [word for word in operands if not word.may_be_option]
+    return _DATE_OPTIONS(words) and all(word.text.startswith("+") for word in others)
+
+
 # GNU sed. Addresses are numbers, $ or a plain regular expression; commands print, delete, quit or substitute.
 _ADDRESS = r"(?:\d+|\$|/[^/\\\n]*/I?)"
 _SED_COMMAND = rf"\s*(?:{_ADDRESS}(?:\s*,\s*[+~]?{_ADDRESS})?)?\s*!?\s*(?:[pdq=]|s/[^/\\\n;]*/[^/\\\n;]*/[gpI\d]*)\s*"
@@ -130,8 +156,8 @@ READERS: dict[str, Check] = {
     "sed": _sed,
     "git": _git,
     "hostname": _nothing,
-    "printf": _options(r"--|(?!-v).*"),
-    "date": _options(r"-u|-R|-I\w*|-d.*|-r|--(?:utc|iso-8601(?:=\w+)?|rfc-3339=\w+|date=.*)"),
+    "printf": _printf,
+    "date": _date,
     "sort": _options(
         r"-[bdfghiMnRrVcCmsuz]+|-[bdfghiMnRrVcCmsuz]*[kt].*|--(?:reverse|unique|numeric-sort|version-sort)"
     ),
