@@ -32,7 +32,7 @@ ROOM_FOR_SUMMARY = 0.25
 """The share of the room that a summary may take."""
 ROOM_FOR_STEPS = 0.5
 """The share of the room in which the latest steps stay as they are when older ones are summarised."""
-LEAST_SUMMARY_BYTES = 1_000
+LEAST_SUMMARY_BYTES = 200
 
 SUMMARISE = (
     "The conversation is about to outgrow its window. Sum up what came before for yourself: you will go on with this "
@@ -99,10 +99,10 @@ def stub(answer: str, keep: Keep) -> str:
 def summarised_part(messages: Sequence[Message], room: int, size: Size) -> range:
     """Return the positions that a summary can take the place of; empty when there is no older step.
 
-    What stays are the latest steps that have room, at least the last one.
+    What stays are as many of the latest steps as the room takes, at least the last one.
     """
     begin, cut = first_kept(messages), last_step(messages)
-    left = int(room * ROOM_FOR_STEPS) - sum(size(message) for message in messages[cut:])
+    left = room - sum(size(message) for message in messages[cut:])
     # A step is a reply with its answers; a message of the user's goes with what follows it.
     for at in range(cut - 1, begin - 1, -1):
         left -= size(messages[at])

@@ -99,7 +99,7 @@ class Context:
             step=step, tokens_before=before, tokens_after=before, counted_by=self.counter.source, shortened=stubs
         )
         if before - self._saved(history.messages, done) > aimed:
-            done = await self._summarised(history, done, aimed - self.counter.of_tools(tools), summarise)
+            done = await self._summarised(history, done, self.counter.of_tools(tools), summarise)
         self._make(history, done, emit)
         now = self.tokens(history, tools)
         excess = now - int(self.window_tokens * self.share)
@@ -109,21 +109,37 @@ class Context:
         return self.tokens(history, tools) < before
 
     async def _summarised(
-        self, history: History, done: ContextCompacted, room: int, summarise: Summarise
+        self, history: History, done: ContextCompacted, fixed: int, summarise: Summarise
     ) -> ContextCompacted:
-        """Return the compaction with older steps summarised as well, if there are any."""
+        """Return the compaction with older steps summarised as well, if there are any.
+
+        Args:
+            history: The list.
+            done: What was made of it so far.
+            fixed: Tokens of what comes with every request.
+            summarise: Asks the model.
+        """
+        assert self.window_tokens is not None
+        size, own = self.counter.of_message, frozenset(history.own_words)
         messages = compaction.apply(history.messages, done)
-        part = compaction.summarised_part(messages, max(room, 0), self.counter.of_message)
+        begin = compaction.first_kept(messages)
+        # The user's words stay in any case: what is left of the window is for summary and steps.
+        words = compaction.users_words(messages[begin:], history.summarised, own)
+        fixed += sum(map(size, messages[:begin])) + self.counter.of_text(compaction.note(words, ""))
+        most, aimed = int(self.window_tokens * self.share) - fixed, int(self.window_tokens * self.aim) - fixed
+        for_summary = min(int(max(aimed, 0) * compaction.ROOM_FOR_SUMMARY), most)
+        for_steps = min(int(max(aimed, 0) * compaction.ROOM_FOR_STEPS), most - for_summary)
+        part = compaction.summarised_part(messages, for_steps, size)
         if not part:
             return done
         gone = messages[part.start : part.stop]
         text = await self._ask(messages[: part.stop], summarise)
-        most_bytes = max(int(room * compaction.ROOM_FOR_SUMMARY * BYTES_PER_TOKEN), compaction.LEAST_SUMMARY_BYTES)
+        most_bytes = max(for_summary * BYTES_PER_TOKEN, compaction.LEAST_SUMMARY_BYTES)
         return done.model_copy(
             update={
                 "shortened": tuple(one for one in done.shortened if one.position not in part),
                 "removed": len(part),
-                "requests": compaction.users_words(gone, history.summarised, frozenset(history.own_words)),
+                "requests": compaction.users_words(gone, history.summarised, own),
                 "summary": cut_text(text, most_bytes).text if text else compaction.calls_made(gone, most_bytes),
                 "is_by_model": bool(text),
             }
