@@ -57,5 +57,5 @@ def test_the_model_sees_what_it_may_use() -> None:
     every = builtin_registry()
     assert usable_tools(every, None, is_read_only=False).names() == every.names()
     assert usable_tools(every, frozenset({"Read", "Nope"}), is_read_only=False).names() == ["Read"]
-    reading = ["Bash", "BashOutput", "Glob", "Grep", "KillBash", "Read", "TodoWrite"]
+    reading = ["Bash", "BashOutput", "Glob", "Grep", "KillBash", "Read", "Task", "TodoWrite"]
     assert usable_tools(every, None, is_read_only=True).names() == reading

@@ -107,7 +107,7 @@ def test_schemas_are_sorted_closed_described_and_the_same_every_time() -> None:
     schemas = REGISTRY.function_schemas()
     names = [schema["function"]["name"] for schema in schemas]
     assert names == sorted(names)
-    assert names == ["Bash", "BashOutput", "Edit", "Glob", "Grep", "KillBash", "Read", "TodoWrite", "Write"]
+    assert names == ["Bash", "BashOutput", "Edit", "Glob", "Grep", "KillBash", "Read", "Task", "TodoWrite", "Write"]
     assert json.dumps(schemas) == json.dumps(builtin_registry().function_schemas())
     assert "$ref" not in json.dumps(schemas)
     for schema in schemas:
@@ -138,6 +138,7 @@ def test_only_looking_is_concurrency_safe() -> None:
         "Bash": {"command": "x"},
         "Write": {"path": "a", "content": ""},
         "Edit": {"path": "a", "old_string": "x", "new_string": "y"},
+        "Task": {"description": "x", "prompt": "x", "profile": "general"},
         "TodoWrite": {"todos": []},
         "BashOutput": {"id": "bg1"},
         "KillBash": {"id": "bg1"},
