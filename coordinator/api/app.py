@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from coordinator.api import archives, errors, results, server, sessions
+from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls
 from coordinator.api.auth import Authenticated
 from coordinator.api.bounds import Bounds
 from coordinator.service.serve_settings import ServeSettings
@@ -25,7 +25,7 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings) -> Fa
         separate_input_output_schemas=False,
     )
     app.state.sessions = service
-    for part in (sessions, results, archives, server):
+    for part in (sessions, steering, tool_calls, results, archives, server):
         app.include_router(part.router)
     errors.install(app)
     # The one added last is asked first.

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
+from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from coordinator.service.refusals import Code, Refused
@@ -67,6 +68,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RedisError, _redis)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -94,6 +96,11 @@ async def _http(request: Request, exc: Exception) -> JSONResponse:
         case _:
             refused = Refused(Code.INVALID, f"The request cannot be read: {exc.detail}")
     return error_response(refused, dict(exc.headers or {}))
+
+
+async def _redis(request: Request, exc: Exception) -> JSONResponse:
+    log.warning("Redis does not answer", extra={"error": str(exc)})
+    return error_response(Refused(Code.UNAVAILABLE, "Redis does not answer.", retry_after_s=5))
 
 
 async def _bug(request: Request, exc: Exception) -> JSONResponse:

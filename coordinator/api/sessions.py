@@ -86,7 +86,7 @@ async def find(
     labels = dict(_label(text) for text in label or [])
     moment = since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since
     wanted = Filter(frozenset(status) if status else None, labels, principal, moment)
-    found, following = await service.list(asker, wanted, limit=limit, after=after)
+    found, following = await service.page(asker, wanted, limit=limit, after=after)
     return Page(sessions=[service.view(entry) for entry in found], next=following)
 
 

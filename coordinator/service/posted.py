@@ -5,6 +5,7 @@ until the next step is posted.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -47,6 +48,11 @@ class PostedStep:
             for index in range(len(self.calls))
             if index in self.contents and index < len(self.ids)
         ]
+
+    async def wait(self, within_s: float) -> None:
+        """Return once all answers are there, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.done.wait(), within_s)
 
 
 class Caller:

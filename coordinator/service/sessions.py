@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -28,6 +28,7 @@ from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
 from coordinator.service.line import Line
 from coordinator.service.models import Models
+from coordinator.service.posted import Caller
 from coordinator.service.principals import Principal
 from coordinator.service.quotas import Quotas
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
@@ -35,10 +36,12 @@ from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import FIRST_ALLOWANCE, Tokens
 from coordinator.service.views import SessionView, view_of
 from coordinator.service.wanted import NewSession
+from coordinator.session.ceilings import usable_tools
 from coordinator.session.events import TextDelta
 from coordinator.session.limits import Limits
 from coordinator.session.request import LOCAL, SessionRequest, new_session_id
 from coordinator.session.resume import check, find
+from coordinator.session.subagents import without_tasks
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +262,7 @@ class Sessions:
             raise no_session(session_id)
         return entry
 
-    async def list(
+    async def page(
         self, principal: Principal, wanted: Filter, *, limit: int, after: str | None
     ) -> tuple[list[Entry], str | None]:
         """Return sessions that the principal may know of, the newest first, and where the next page begins.
@@ -358,6 +361,30 @@ class Sessions:
         except ConfigError as exc:
             raise Refused(Code.INVALID, str(exc)) from exc
         return held.limits
+
+    def caller(self, entry: Entry) -> Caller:
+        """Return whoever posts a session's calls; also of one that has ended here not long ago.
+
+        Raises:
+            Refused: it has a model, or does not run here.
+        """
+        if entry.record.loop != "none":
+            fix = "Make one with `loop: none`."
+            raise Refused(Code.CONFLICT, f"Session {entry.session_id} has a model that makes its calls.", fix)
+        held = self._held.get(entry.session_id)
+        if held is not None and held.caller is not None:
+            return held.caller
+        if entry.facts.has_ended:
+            raise Refused(Code.CONFLICT, f"Session {entry.session_id} has ended: it takes no calls any more.")
+        raise _elsewhere(entry)
+
+    def tools_of(self, entry: Entry) -> list[dict[str, Any]]:
+        """Return the schemas of the tools that a session may use."""
+        wanted, held = entry.record.wanted, self._held.get(entry.session_id)
+        names = held.request.ceiling.tools if held is not None else (wanted.tools if wanted is not None else None)
+        read_only = wanted is not None and wanted.read_only
+        usable = usable_tools(self.cluster.registry, names, is_read_only=read_only)
+        return (without_tasks(usable) if entry.record.loop == "none" else usable).function_schemas()
 
     def finish(self, entry: Entry, text: str) -> None:
         """Let a session complete that waits for a message or for calls.

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +15,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
+from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn, step_of
 from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
+from tests.conftest import short_directory
 
 pytestmark = pytest.mark.docker
 
@@ -96,29 +99,162 @@ def bash(command: str) -> Turn:
     return Turn(calls=(ScriptedCall("Bash", {"command": command}),))
 
 
-def test_a_session_over_http_from_create_to_patch(state_dir: Path, project: Path, until: Until) -> None:
-    roots = json.dumps({"project": str(project)})
-    script = [bash("cat a.txt; echo gamma >> a.txt; echo new > n.txt"), Turn("changed")]
-    with serving(script, state_dir, until, SANDHOG_ROOTS=roots, SANDHOG_DRAIN_S="5") as server:
-        with server.client() as client:
-            assert client.get("/healthz").status_code == 200
-            until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 30)
-            made = client.post("/v1/sessions", json={"prompt": "change it", "workspace": "project"})
-            assert made.status_code == 201, made.text
-            session_id = made.json()["session_id"]
-            shown = ended(client, session_id)
-            assert (shown["status"], shown["text"]) == ("completed", "changed"), shown
-            assert (shown["workspace"], shown["workspace_mode"]) == ("project", "copy")
-            patch = client.get(f"/v1/sessions/{session_id}/patch").text
-            assert "+gamma" in patch
-            assert "+new" in patch
-            events = client.get(f"/v1/sessions/{session_id}/events").text
-            assert "event: call_finished" in events
-            assert client.get("/v1/nodes").json()["nodes"][0]["is_alive"]
-            assert client.get("/v1/principals/me").json()["principal"] == "local"
-            assert SECRET not in events + client.get(f"/v1/sessions/{session_id}/transcript").text
-        assert (project / "a.txt").read_text() == "alpha\nbeta\n", "it worked on a copy"
+def says(messages: list[dict[str, Any]]) -> Turn:
+    """The prompt says what the model does: each of its lines is a command, run a step after the other."""
+    said = [message for message in messages if message["role"] == "user"][-1]["content"]
+    step = step_of(messages)
+    commands = [line for line in said.splitlines() if not line.startswith("#")]
+    return bash(commands[step]) if step < len(commands) else Turn(f"ran {len(commands)}")
+
+
+@pytest.fixture(scope="module")
+def server(until: Until, docker_engine_or_skip: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for the tests that leave it as it is."""
+    state_dir = short_directory()
+    project = tmp_path_factory.mktemp("project")
+    (project / "a.txt").write_text("alpha\nbeta\n")
+    try:
+        roots = json.dumps({"project": str(project)})
+        with serving(says, state_dir, until, SANDHOG_ROOTS=roots, SANDHOG_DRAIN_S="5") as server:
+            with server.client() as client:
+                until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
+            yield server
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with server.client() as client:
+        yield client
+
+
+def made(client: httpx2.Client, **body: Any) -> str:
+    response = client.post("/v1/sessions", json=body)
+    assert response.status_code == 201, response.text
+    return str(response.json()["session_id"])
+
+
+def test_a_session_over_http_from_create_to_patch(client: httpx2.Client, server: Server) -> None:
+    session_id = made(client, prompt="cat a.txt; echo gamma >> a.txt; echo new > n.txt", workspace="project")
+    shown = ended(client, session_id)
+    assert (shown["status"], shown["text"]) == ("completed", "ran 1"), shown
+    assert (shown["workspace"], shown["workspace_mode"]) == ("project", "copy")
+    patch = client.get(f"/v1/sessions/{session_id}/patch").text
+    assert "+gamma" in patch
+    assert "+new" in patch
+    events = client.get(f"/v1/sessions/{session_id}/events").text
+    assert "event: call_finished" in events
+    assert client.get("/v1/nodes").json()["nodes"][0]["is_alive"]
+    assert client.get("/v1/principals/me").json()["principal"] == "local"
+    transcript = client.get(f"/v1/sessions/{session_id}/transcript").text
+    for secret in (SECRET, TOKEN):
+        assert secret not in events + transcript + server.log.read_text()
+
+
+def test_calls_of_a_loop_outside_run_once_and_are_answered_in_order(client: httpx2.Client) -> None:
+    session_id = made(client, loop="none", workspace="project")
+    tools = client.get(f"/v1/sessions/{session_id}/tools").json()["tools"]
+    assert {"Read", "Bash"} <= {tool["function"]["name"] for tool in tools}
+    assert "Task" not in {tool["function"]["name"] for tool in tools}
+    path = f"/v1/sessions/{session_id}/tool_calls"
+    message = {
+        "role": "assistant",
+        "content": None,
+        "step": 1,
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "Read", "arguments": '{"path": "a.txt"}'}},
+            {"id": "b", "name": "Bash", "arguments": {"command": "echo once >> log; cat log"}, "index": 1},
+            {"id": "c", "type": "function", "function": {"name": "Fly", "arguments": "{"}},
+        ],
+    }
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: client.post(path, json=message), range(3)))
+    assert [answer.status_code for answer in answers] == [200] * 3, answers[0].text
+    first = answers[0].json()
+    assert [answer.json() for answer in answers] == [first] * 3
+    assert [(one["role"], one["tool_call_id"]) for one in first["messages"]] == [
+        ("tool", "a"),
+        ("tool", "b"),
+        ("tool", "c"),
+    ]
+    contents = [json.loads(one["content"]) for one in first["messages"]]
+    assert "alpha" in contents[0]["text"]
+    assert contents[1]["text"].split() == ["once"], "three requests, one run"
+    assert contents[2]["error"]["code"] == "UNKNOWN_TOOL"
+
+    other = client.post(path, json={**message, "tool_calls": message["tool_calls"][:1]})
+    assert other.status_code == 409
+    assert client.get(f"{path}/1").json() == first
+
+    slow = {"step": "two", "tool_calls": [{"id": "d", "name": "Bash", "arguments": {"command": "sleep 60"}}]}
+    running = client.post(path, json=slow, params={"wait": 0.2})
+    assert running.status_code == 202
+    assert running.json()["status"] == "running"
+    assert running.headers["location"] == f"{path}/two"
+    assert client.get(f"{path}/1").status_code == 404, "answers are kept until the next step"
+    assert client.post(path, json={**slow, "step": "three"}).status_code == 409
+    assert client.post(f"/v1/sessions/{session_id}/finish").status_code == 409
+    cancelled = client.post(f"{path}/two/cancel").json()
+    assert cancelled["status"] == "done"
+    assert json.loads(cancelled["messages"][0]["content"])["error"]["code"] == "CANCELLED"
+
+    without = {"tool_calls": [{"id": "e", "name": "Bash", "arguments": '{"command": "echo more >> log; cat log"}'}]}
+    for _ in range(2):
+        answer = client.post(path, json=without).json()
+        assert json.loads(answer["messages"][0]["content"])["text"].split() == ["once", "more"]
+    nameless = client.post(path, json={"tool_calls": [{"name": "Bash", "arguments": {"command": "true"}}]})
+    assert nameless.status_code == 422
+    assert client.post(f"/v1/sessions/{session_id}/message", json={"text": "x"}).status_code == 409
+    assert client.post(f"/v1/sessions/{session_id}/finish", json={"text": "thanks"}).status_code == 202
+    shown = ended(client, session_id)
+    assert (shown["status"], shown["text"], shown["calls"]) == ("completed", "thanks", 5), shown
+    assert "+once" in client.get(f"/v1/sessions/{session_id}/patch").text
+    assert client.post(path, json=message).status_code == 409
+
+
+def test_a_person_answers_talks_and_changes_limits(client: httpx2.Client, until: Until) -> None:
+    session_id = made(client, prompt="mkdir d; mv d e", policy="guarded", stay_open=True, limits={"steps": 9})
+    path = f"/v1/sessions/{session_id}"
+    until(lambda: bool(client.get(f"{path}/approvals").json()["approvals"]), "it asks", 60)
+    assert client.get(path).json()["status"] == "waiting"
+    asked = client.get(f"{path}/approvals").json()["approvals"]
+    assert [one["text"] for one in asked] == ["mkdir d; mv d e"]
+    answer = client.post(f"{path}/approvals", json={"name": asked[0]["name"], "decision": "deny", "note": "not now"})
+    assert answer.json() == {"name": asked[0]["name"], "decision": "deny", "by": "local over the API"}
+    late = client.post(f"{path}/approvals/{asked[0]['name']}", json={"decision": "allow"})
+    assert late.status_code in (404, 409)
+    until(lambda: client.get(path).json()["status"] == "idle", "it waits for a message", 60)
+
+    assert client.patch(f"{path}/limits", json={"calls": 7}).json()["calls"] == 7
+    assert client.patch(f"{path}/limits", json={"calls": 0}).status_code == 422
+    assert client.post(f"{path}/message", json={"text": "echo again"}).status_code == 202
+    until(lambda: client.get(path).json()["step"] == 4, "it has heard", 60)
+    until(lambda: client.get(path).json()["status"] == "idle", "it waits again", 60)
+    assert client.get(path).json()["limits"]["calls"] == 7
+    assert client.post(f"{path}/finish").status_code == 202
+    assert ended(client, session_id)["status"] == "completed"
+    assert "not now" in client.get(f"{path}/transcript").text
+    gone_on = client.post(f"{path}/message", json={"text": "true"})
+    assert gone_on.status_code == 409
+    assert "copy" in gone_on.json()["error"]["message"]
+
+
+def test_a_server_that_ends_leaves_its_sessions_to_the_next_one(state_dir: Path, until: Until) -> None:
+    begun = "date > begun; sleep 1\ncat begun"
+    with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
+        until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
+        caller = made(client, loop="none")
+        calls = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "date +%s%N | tee t"}}]}
+        first = client.post(f"/v1/sessions/{caller}/tool_calls", json=calls).json()
+        session_id = made(client, prompt=begun + "\nsleep 30\ntrue")
+        until(lambda: client.get(f"/v1/sessions/{session_id}").json()["step"] == 3, "it is under way", 60)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
-        assert SECRET not in server.log.read_text()
-        assert TOKEN not in server.log.read_text()
+        assert server.process.wait(60) == 0, server.log.read_text()
+    with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
+        again = client.post(f"/v1/sessions/{caller}/tool_calls", json=calls).json()
+        assert again == first, "the step is known again, and did not run a second time"
+        shown = ended(client, session_id)
+        assert (shown["status"], shown["text"]) == ("completed", "ran 4"), shown
+        assert client.post(f"/v1/sessions/{caller}/finish").status_code == 202
+        assert ended(client, caller)["status"] == "completed"

@@ -1,0 +1,115 @@
+"""Routes that say something to a session: messages, answers to its questions, limits, its end."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator.api.asked import Named, Service
+from coordinator.api.auth import Asker
+from coordinator.api.errors import ErrorBody
+from coordinator.service import approving
+from coordinator.service.approving import ApprovalView
+from coordinator.service.views import SessionView
+from coordinator.service.wanted import MAX_PROMPT_CHARS, Body, Text
+from coordinator.session.limits import Limits
+
+router = APIRouter(
+    prefix="/v1/sessions/{session_id}",
+    tags=["steering"],
+    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 422, 503)},
+)
+
+
+class Message(Body):
+    """What a person says."""
+
+    text: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
+
+
+class Farewell(Body):
+    """How a session is ended in good order."""
+
+    text: Annotated[Text, Field(max_length=MAX_PROMPT_CHARS)] = ""
+    """Kept as the final text of a session without a model."""
+
+
+class Answer(Body):
+    """A human's answer about one call."""
+
+    decision: Literal["allow", "deny"]
+    always: bool = False
+    """With allow: for the rest of the session, exactly what was shown."""
+    note: Annotated[Text, Field(max_length=2_000)] = ""
+    """With deny: said to the model."""
+
+
+class NamedAnswer(Answer):
+    """A human's answer, with the call that it is about."""
+
+    name: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$")]
+    """As `GET …/approvals` calls it: `3.0` is the first call of step 3."""
+
+
+class Approvals(BaseModel):
+    """What waits for a human, the next deadline first."""
+
+    approvals: list[ApprovalView]
+
+
+class Answered(BaseModel):
+    """The answer that counts now."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: str
+    decision: Literal["allow", "deny"]
+    by: str
+    """Who or what decided."""
+
+
+Name = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$", examples=["3.0"])]
+
+
+@router.post("/message", status_code=202, response_model=SessionView)
+async def message(entry: Named, body: Message, service: Service, asker: Asker) -> SessionView:
+    """Say something to a session: one that runs hears it after its present answer, one that has ended goes on."""
+    await service.say(entry, body.text, asker)
+    return service.view(entry)
+
+
+@router.post("/finish", status_code=202, response_model=SessionView)
+async def finish(entry: Named, service: Service, body: Farewell | None = None) -> SessionView:
+    """Let a session complete that waits for a message or for calls, so that its patch is made."""
+    service.finish(entry, body.text if body is not None else "")
+    return service.view(entry)
+
+
+@router.patch("/limits", response_model=Limits)
+async def limits(entry: Named, body: Limits, service: Service) -> Limits:
+    """Change limits of a session that waits or runs; those that are not named stay. Answers those it has now."""
+    return service.limit(entry, body)
+
+
+@router.get("/approvals", response_model=Approvals)
+async def approvals(entry: Named, service: Service) -> Approvals:
+    """List the calls about which a human is asked."""
+    return Approvals(approvals=await approving.waiting(service.cluster.requests, entry.session_id))
+
+
+@router.post("/approvals", response_model=Answered)
+async def answer(entry: Named, body: NamedAnswer, service: Service, asker: Asker) -> Answered:
+    """Answer one of them. The first answer counts; a later one is 409."""
+    return await _answer(entry, body.name, body, service, asker)
+
+
+@router.post("/approvals/{name}", response_model=Answered)
+async def answer_named(entry: Named, name: Name, body: Answer, service: Service, asker: Asker) -> Answered:
+    """Answer the one of this name."""
+    return await _answer(entry, name, body, service, asker)
+
+
+async def _answer(entry: Named, name: str, body: Answer, service: Service, asker: Asker) -> Answered:
+    given = approving.Given(body.decision, body.note, body.always, f"{asker.name} over the API")
+    counting = await approving.answer(service.cluster.requests, entry.session_id, name, given)
+    return Answered(name=name, decision=counting.decision, by=counting.by)
