@@ -169,7 +169,7 @@ def test_eight_reads_come_back_while_a_command_runs(box: Box, run: Run, mark: Ca
 def test_a_timeout_tells_what_was_printed_on_both_streams(run: Run) -> None:
     began = time.monotonic()
     answer = run("echo out; echo err >&2; (trap '' TERM; setsid sleep 301) & sleep 302", timeout_ms=500)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert (answer.timed_out, answer.stdout.head, answer.stderr.head) == (True, b"out\n", b"err\n")
     assert run("ps -ef | grep -c '[s]leep 30'").stdout.head == b"0\n"
 

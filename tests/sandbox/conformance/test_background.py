@@ -9,6 +9,7 @@ import pytest
 from sandbox.box import Box
 from sandbox.errors import RefusalCode
 from sandbox.requests import Background
+from tests.conftest import Until
 from tests.sandbox.asking import TICK, Run, code_of, end_of, output_of, printed, started
 
 NAP = 200_000 + os.getpid()
@@ -47,22 +48,25 @@ def test_kill_ends_the_whole_tree_and_the_deaf(run: Run, box: Box) -> None:
     )
 
 
-def test_freeze_and_thaw_hold_for_background_commands(run: Run, box: Box) -> None:
+def test_freeze_and_thaw_hold_for_background_commands(run: Run, box: Box, until: Until) -> None:
     name = started(run, "while :; do echo; sleep 0.01; done")
     box.freeze()
     assert code_of(lambda: box.kill_background("s", name)) is RefusalCode.FROZEN
     # What it had written before it stood still may yet lie in the pipe.
-    threading.Event().wait(0.2)
+    sizes = [-1]
+
+    def is_drained() -> bool:
+        threading.Event().wait(0.1)
+        sizes.append(output_of(box, name).state.total_bytes)
+        return sizes[-1] == sizes[-2]
+
+    until(is_drained, "nothing more comes out of the pipe", 60)
     before = output_of(box, name)
     assert before.state.is_running
     threading.Event().wait(0.2)
     assert output_of(box, name).state.total_bytes == before.state.total_bytes
     box.thaw()
-    for _ in range(1000):
-        if output_of(box, name).state.total_bytes > before.state.total_bytes:
-            break
-    else:
-        raise AssertionError("it does not go on")
+    until(lambda: output_of(box, name).state.total_bytes > before.state.total_bytes, "it goes on", 60)
     box.kill_background("s", name)
 
 
@@ -78,5 +82,5 @@ def test_a_broken_link_neither_ends_nor_repeats_it(run: Run, box: Box) -> None:
     with suppress(AttributeError):
         box._link.close()
     for killer in killers:
-        killer.join(20)
+        killer.join(60)
     assert not output_of(box, name).state.is_running

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from sandbox.box import Box
 from sandbox.errors import GuestRefused, RefusalCode
 from sandbox.requests import CallMark, RunAnswer, RunRequest
+from tests.conftest import Until
 from tests.sandbox.asking import is_alive
 
 Run = Callable[..., RunAnswer]
@@ -70,15 +70,15 @@ def test_the_text_is_run_as_typed(run: Run, command: str, printed: bytes) -> Non
 
 
 def test_standard_input_is_closed(run: Run) -> None:
-    assert run('cat; read x; echo "[$x]"', timeout_ms=5000).stdout.head == b"[]\n"
+    assert run('cat; read x; echo "[$x]"').stdout.head == b"[]\n"
 
 
-def test_the_cancel_of_a_call_ends_what_it_left_running(run: Run, box: Box, mark: MakeMark) -> None:
+def test_the_cancel_of_a_call_ends_what_it_left_running(run: Run, box: Box, mark: MakeMark, until: Until) -> None:
     given = mark()
     answer = run("sleep 100 &", mark=given)
     assert box.cancel(given.key)
     assert not box.cancel(given.key)
-    assert not is_alive(run, answer.left_running[0])
+    until(lambda: not is_alive(run, answer.left_running[0]), "what it left is gone", 60)
 
 
 def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(run: Run) -> None:
@@ -86,9 +86,7 @@ def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(run: Run) -> None:
         f"echo before; setsid sleep {NAP}0 & (setsid sh -c 'sleep {NAP}1 & sleep {NAP}2' &) ; "
         f"env -i sleep {NAP}3 & sleep {NAP}4"
     )
-    began = time.monotonic()
-    answer = run(command, timeout_ms=1000)
-    assert time.monotonic() - began < 4
+    answer = run(command, timeout_ms=2000)
     assert answer.timed_out
     assert answer.stdout.head == b"before\n"
     assert answer.left_running == ()
@@ -96,7 +94,7 @@ def test_a_timeout_ends_the_whole_tree_and_keeps_the_output(run: Run) -> None:
 
 
 def test_a_command_that_ignores_sigterm_is_killed(run: Run) -> None:
-    answer = run("trap '' TERM; echo deaf; while :; do sleep 0.1; done", timeout_ms=300)
+    answer = run("trap '' TERM; echo deaf; while :; do sleep 0.1; done", timeout_ms=2000)
     assert (answer.timed_out, answer.signal, answer.stdout.head) == (True, 9, b"deaf\n")
 
 
@@ -107,9 +105,9 @@ def test_cancel_ends_a_running_command(run: Run, box: Box, mark: MakeMark) -> No
     command = "head -c 40000 /dev/zero; sleep 100"
     thread = threading.Thread(target=lambda: answers.append(run(command, lambda _: printed.set(), mark=given)))
     thread.start()
-    assert printed.wait(10)
+    assert printed.wait(60)
     assert box.cancel(given.key)
-    thread.join(10)
+    thread.join(60)
     assert answers[0].cancelled
     assert answers[0].stdout.total_bytes > 32_768
     assert not box.cancel("no such call")
@@ -171,7 +169,7 @@ def test_many_commands_at_once(run: Run) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert answers == {number: b"%d\n" % number for number in range(24)}
 
 
@@ -179,16 +177,17 @@ def test_frozen_commands_stand_still_and_so_does_their_time(run: Run, box: Box) 
     began = threading.Event()
     answers: list[RunAnswer] = []
     command = "head -c 40000 /dev/zero; for i in 1 2 3 4 5 6; do sleep 0.1; echo >> ticks; done"
-    thread = threading.Thread(target=lambda: answers.append(run(command, lambda _: began.set(), timeout_ms=1500)))
+    thread = threading.Thread(target=lambda: answers.append(run(command, lambda _: began.set(), timeout_ms=3000)))
     thread.start()
-    assert began.wait(10)
+    assert began.wait(60)
     box.freeze()
     with pytest.raises(GuestRefused) as refused:
         run("true")
     assert refused.value.code is RefusalCode.FROZEN
-    thread.join(2.0)
+    # Longer than its limit, so that only a limit that stands still too lets it end by itself.
+    thread.join(3.5)
     assert thread.is_alive()
     box.thaw()
-    thread.join(10)
+    thread.join(60)
     assert not answers[0].timed_out
     assert run("wc -l < ticks").stdout.head.strip() == b"6"
