@@ -84,7 +84,7 @@ def test_an_unknown_tool_is_refused_with_the_known_ones(name: str) -> None:
     failure = refusal(planned(name, "{}"))
 
     assert failure.code is ErrorCode.UNKNOWN_TOOL
-    assert "Known tools: Bash, BashOutput, Edit, Glob, Grep, KillBash, Read, TodoWrite, Write." in failure.message
+    assert "Known tools: Bash, BashOutput, Edit, Glob, Grep, KillBash, Read, Task, TodoWrite, Write." in failure.message
 
 
 def test_a_refused_call_does_not_stop_the_later_ones() -> None:
