@@ -27,7 +27,7 @@ _WORDS = {
         "guardrail_intervened",
     ),
 }
-_BRANCHES = {word: branch for branch, words in _WORDS.items() for word in words}
+_BRANCHES = {word: branch for branch, words in _WORDS.items() for word in (branch, *words)}
 
 
 def branch_of(finish_reason: str | None, *, has_calls: bool) -> str:

@@ -332,7 +332,7 @@ def streams(draw: st.DrawFn) -> tuple[dict[str, Any], bytes, list[int]]:
     return body, stream, sorted(draw(st.lists(st.integers(0, len(stream)), max_size=12)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(streams())
 def test_any_stream_of_a_reply_equals_the_unstreamed_reply(case: tuple[dict[str, Any], bytes, list[int]]) -> None:
     body, stream, places = case
