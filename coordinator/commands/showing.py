@@ -1,6 +1,8 @@
 """A kept session in words: reading → **showing** (timeline, answers) → `sandhog show`."""
 
+import contextlib
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -32,7 +34,9 @@ class Showing:
         self._out = out
         self._session_dir = session_dir
         self._only_step = only_step
-        self._timeline = Timeline(out, is_live=False)
+        self._at_s = 0.0
+        # Time passes as it did in the session.
+        self._timeline = Timeline(out, is_live=False, clock=lambda: self._at_s)
 
     def print(self, reading: SessionReading) -> None:
         """Print all of a session."""
@@ -41,6 +45,8 @@ class Showing:
         for entry in reading.entries:
             if self._only_step is not None and entry.fields.get("step") != self._only_step:
                 continue
+            with contextlib.suppress(ValueError):
+                self._at_s = datetime.fromisoformat(entry.at).timestamp()
             if entry.event is None:
                 self._line(f"  ({visible_line(str(entry.fields['type']), 60)}: an event of a later release)")
             else:
