@@ -332,7 +332,7 @@ class DockerEngine:
         Raises:
             EngineUnavailable.
         """
-        image = self.images.find(spec.image)
+        image = self.images.seen_lately(spec.image)
         if image is None or not self.images.may_use(image, spec.principal):
             return None
         return fingerprint(spec, image.id, str(self._settings.guest_folder))

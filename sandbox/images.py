@@ -28,6 +28,9 @@ MADE_REPOSITORY = "sandhog-made"
 """Of all images that are made here."""
 MADE_OF_LABEL = "sandhog.made-of"
 """The image that set-up began with, whose limits are proven."""
+SEEN_S = 2.0
+"""So long a name is taken to mean the same image, where only a box that stands ready is looked for."""
+MOST_SEEN = 1000
 PROGRESS_S = 2.0
 """How often a pull says how far it is."""
 
@@ -101,6 +104,7 @@ class Images:
         self._lock = threading.Lock()
         self._pulls: dict[str, Future[None]] = {}
         self._pinned: Counter[str] = Counter()
+        self._seen: dict[str, tuple[float, Image]] = {}
 
     def find(self, ref: str) -> Image | None:
         """The image when it is on the engine.
@@ -118,6 +122,23 @@ class Images:
         is_made = any(tag.startswith(f"{MADE_REPOSITORY}:") for tag in found.get("RepoTags") or ())
         made_of = (config.get("Labels") or {}).get(MADE_OF_LABEL) if is_made else None
         return Image(found["Id"], _parse_env(config.get("Env") or []), made_of or found["Id"])
+
+    def seen_lately(self, ref: str) -> Image | None:
+        """As `find`, but what was found a moment ago is not asked for again.
+
+        Raises:
+            EngineUnavailable.
+        """
+        now = time.monotonic()
+        known = self._seen.get(ref)
+        if known is None or now - known[0] > SEEN_S:
+            image = self.find(ref)
+            if image is None:
+                return None
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
+            known = self._seen[ref] = (now, image)
+        return known[1]
 
     def may_use(self, image: Image, principal: str) -> bool:
         """Whether the principal may: one that was pulled with a login is for those who showed that they have one."""

@@ -45,7 +45,10 @@ class BoxRecord:
 
 
 class RecordStore:
-    """The record files of one node. Each write is whole or not there (fsync, rename)."""
+    """The record files of one node. Each write is whole or not there (rename).
+
+    Nothing is forced to the disk: a machine that lost its memory has lost its boxes too.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -66,8 +69,6 @@ class RecordStore:
         draft = target.with_suffix(".tmp")
         with draft.open("w", encoding="utf-8") as file:
             json.dump(asdict(record), file)
-            file.flush()
-            os.fsync(file.fileno())
         draft.replace(target)
 
     def renew(self, box_id: str, session: str, generation: int, expires: float, changes: Mapping[str, str]) -> None:

@@ -251,28 +251,30 @@ def main() -> None:
     load = os.getloadavg()[0]
     directory = Path(tempfile.mkdtemp(prefix="hog-bench-"))
     directory.chmod(0o755)
+    text = [
+        "# What a box costs",
+        "",
+        f"Measured by `tests/bench/boxes.py` on {os.cpu_count()} processors with a load of {load:.1f} before it began, "
+        f"Linux {platform.release()}, Python {platform.python_version()}; all ways in turns within one run. Machines "
+        "differ: read the ratios, and where the load is above the number of processors not even those closely.",
+        "",
+    ]
+
+    def add(part: list[str]) -> None:
+        text.extend(part)
+        print("\n".join(part), flush=True)
+
     try:
         with node(directory / "layer", None) as (engine, _):
             ways = guest_layer.one_call(engine, directory / "one", 4 * arguments.rounds)
-            rates = guest_layer.many_calls(engine, directory / "many", max(1, arguments.rounds // 4))
+            add(call_part(ways))
+            add(crowd_part(guest_layer.many_calls(engine, directory / "many", max(1, arguments.rounds // 4))))
         first = starts(directory, arguments.rounds)
-        text = [
-            "# What a box costs",
-            "",
-            f"Measured by `tests/bench/boxes.py` on {os.cpu_count()} processors with a load of {load:.1f} before it "
-            f"began, Linux {platform.release()}, Python {platform.python_version()}; all ways in turns within one run. "
-            "Machines differ: read the ratios, and where the load is above the number of processors not even those "
-            "closely.",
-            "",
-            *call_part(ways),
-            *crowd_part(rates),
-            *start_part(first),
-            *idle_part(directory, arguments.idle),
-            *flood_part(),
-        ]
+        add(start_part(first))
+        add(idle_part(directory, arguments.idle))
+        add(flood_part())
     finally:
         shutil.rmtree(directory)
-    print("\n".join(text))
     if arguments.write_docs:
         calls = {way.name: statistics.median(way.seconds) * 1000 for way in ways}
         begins = {way: statistics.median(seconds) * 1000 for way, seconds in first.items()}
