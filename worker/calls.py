@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import redis
-from pydantic import BaseModel
 
 from sandbox.box import Box
 from sandbox.errors import SandboxError
-from tools.base import ErrorCode, Tool, ToolFailure, ToolResult
+from tools.base import AnyTool, ErrorCode, ToolFailure, ToolResult
 from tools.registry import Registry
 from tools.schema import parse_arguments
 from tools.spilling import SpillFlaw, whereabouts
@@ -29,6 +28,7 @@ from worker.contract import keys, scripts
 from worker.contract.orders import CallOrder, CallOutcome, Fate
 from worker.contract.scripts import ClaimVerdict
 from worker.gates.gate import GateCall, Handler
+from worker.mcp.entry import Mcp
 from worker.own_tools import OwnTools
 from worker.patience import patiently
 from worker.spill import SpillFile, Spills, spill_name
@@ -57,6 +57,7 @@ class Calls:
         registry: Registry,
         boxes: Boxes,
         own: OwnTools,
+        mcp: Mcp,
         gates: Handler,
         spills: Spills,
         incarnation: str,
@@ -67,6 +68,7 @@ class Calls:
         self._registry = registry
         self._boxes = boxes
         self._own = own
+        self._mcp = mcp
         self._gates = gates
         self._spills = spills
         self._incarnation = incarnation
@@ -121,6 +123,7 @@ class Calls:
                 self._cancelled[call_key] = None
             _trim(self._cancelled)
         self._own.cancel(call_keys)
+        self._mcp.cancel(call_keys)
         for call_key in call_keys:
             box = self._box_of(call_key.split(":", 1)[0])
             if box is not None:
@@ -188,6 +191,7 @@ class Calls:
             spill_path=spill.box_path if spill.is_written else "",
             spill_hint=whereabouts(spill) if spill.flaw is not None else "",
             box_note=self._note(order, result),
+            mcp=self._mcp.digest(order.box),
             queue_ms=max(0.0, (claimed_at - order.sent_at) * 1000),
             run_ms=(time.monotonic() - started) * 1000,
         )
@@ -198,7 +202,7 @@ class Calls:
         return "" if is_lost else self._boxes.take_note(order.box.session, order.key.session)
 
     def _checked(self, order: CallOrder, spill: SpillFile, joining: bool) -> ToolResult:
-        tool: Tool[BaseModel] | None = self._registry.get(order.tool)
+        tool: AnyTool | None = self._registry.get(order.tool) or self._mcp.tool(order)
         if tool is None:
             return ToolResult.failure(ErrorCode.UNKNOWN_TOOL, f"This node has no tool {order.tool!r}.")
         try:

@@ -27,12 +27,13 @@ from worker.contract.orders import (
     PrepareOutcome,
 )
 from worker.errors import BoxUnavailable
+from worker.mcp.entry import Mcp
 from worker.project_notes import project_notes
 
 log = logging.getLogger(__name__)
 
 
-def register(app: Celery, calls: Calls, boxes: Boxes) -> None:
+def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp) -> None:
     """Give the app the bodies of this node's tasks, and remote control the command that ends running calls."""
 
     def call(order: dict[str, Any]) -> dict[str, Any]:
@@ -46,10 +47,12 @@ def register(app: Celery, calls: Calls, boxes: Boxes) -> None:
         return calls.join(CallOrder.model_validate(order)).model_dump(mode="json")
 
     def prepare(order: dict[str, Any]) -> dict[str, Any]:
-        return prepared(boxes, PrepareOrder.model_validate(order)).model_dump(mode="json")
+        return prepared(boxes, mcp, PrepareOrder.model_validate(order)).model_dump(mode="json")
 
     def finish(order: dict[str, Any]) -> dict[str, Any]:
-        return boxes.finish(FinishOrder.model_validate(order)).model_dump(mode="json")
+        ended = FinishOrder.model_validate(order)
+        mcp.end(ended.box.session)
+        return boxes.finish(ended).model_dump(mode="json")
 
     def cancel(state: object, call_keys: list[str]) -> dict[str, str]:
         calls.cancel(call_keys)
@@ -60,13 +63,15 @@ def register(app: Celery, calls: Calls, boxes: Boxes) -> None:
     control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])(cancel)
 
 
-def prepared(boxes: Boxes, order: PrepareOrder) -> PrepareOutcome:
-    """Return once the session's box stands, or why it cannot."""
+def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
+    """Return once the session's box stands and its MCP servers were asked for their tools, or why it cannot."""
     session, started = order.box.session, time.monotonic()
     try:
         box = boxes.box_for(order.box)
     except BoxUnavailable as exc:
         return PrepareOutcome(session=session, error=str(exc))
     notes = project_notes(box, order.box) if order.wants_notes else None
+    listing = mcp.listing(order.box)
     ready_ms = (time.monotonic() - started) * 1000
-    return PrepareOutcome(session=session, ready_ms=ready_ms, bounds=boxes.bounds(order.box), notes=notes)
+    bounds = boxes.bounds(order.box)
+    return PrepareOutcome(session=session, ready_ms=ready_ms, bounds=bounds, notes=notes, mcp=listing)

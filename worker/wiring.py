@@ -32,6 +32,7 @@ from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
 from worker.machine import build
+from worker.mcp.entry import Mcp
 from worker.node import Lease, is_owner_gone, watch_owner
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
@@ -95,11 +96,12 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return, on_renewed=show_alive)
     lanes = LaneGate(settings.lane_count, lambda: anew.begin())
     anew = Anew(lease.drain, lambda: lanes.running, own.close)
-    worker = _celery_worker(settings, _calls(settings, client, boxes, own, lanes, life.incarnation), boxes)
+    mcp = Mcp(boxes, settings.scratch_dir, deny=settings.egress_deny)
+    worker = _celery_worker(settings, _calls(settings, client, boxes, own, mcp, lanes, life.incarnation), boxes, mcp)
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
-    end.takes(boxes, own)
+    end.takes(boxes, own, mcp)
     lease.start()
     machine.upkeep.add("lanes", lanes.look)
     machine.upkeep.start()
@@ -142,7 +144,13 @@ def _own_tools(settings: NodeSettings, loaded: LoadedTools) -> OwnTools:
 
 
 def _calls(
-    settings: NodeSettings, client: redis.Redis, boxes: Boxes, own: OwnTools, lanes: LaneGate, incarnation: str
+    settings: NodeSettings,
+    client: redis.Redis,
+    boxes: Boxes,
+    own: OwnTools,
+    mcp: Mcp,
+    lanes: LaneGate,
+    incarnation: str,
 ) -> Calls:
     seen = ReadMetadata(client)
     breaker = BreakerGate(client, settings.node, settings.breaker)
@@ -151,16 +159,17 @@ def _calls(
         registry=own.registry,
         boxes=boxes,
         own=own,
-        gates=in_row([PermissionGate(client, own.registry), LockGate(seen), breaker, lanes], RunGate(boxes, own)),
+        mcp=mcp,
+        gates=in_row([PermissionGate(client), LockGate(seen), breaker, lanes], RunGate(boxes, own, mcp)),
         spills=Spills(settings.spill_bounds),
         incarnation=incarnation,
         on_cut=seen.narrow,
     )
 
 
-def _celery_worker(settings: NodeSettings, calls: Calls, boxes: Boxes) -> Any:
+def _celery_worker(settings: NodeSettings, calls: Calls, boxes: Boxes, mcp: Mcp) -> Any:
     app = create_app(settings.redis_url)
-    tasks.register(app, calls, boxes)
+    tasks.register(app, calls, boxes, mcp)
     return app.Worker(
         hostname=keys.hostname(settings.node),
         pool="threads",
@@ -180,15 +189,16 @@ class _End:
     def __init__(self, client: redis.Redis, run_dir: Path | None) -> None:
         self._boxes: Boxes | None = None
         self._own: OwnTools | None = None
+        self._mcp: Mcp | None = None
         self._redis = client
         self._run_dir = run_dir
         self._once = threading.Lock()
         self._closed = False
 
-    def takes(self, boxes: Boxes, own: OwnTools) -> None:
+    def takes(self, boxes: Boxes, own: OwnTools, mcp: Mcp) -> None:
         """Close these at the end, or now if that has come already."""
         with self._once:
-            self._boxes, self._own = boxes, own
+            self._boxes, self._own, self._mcp = boxes, own, mcp
             if self._closed:
                 self._close()
 
@@ -220,6 +230,11 @@ class _End:
                 self._close()
 
     def _close(self) -> None:
+        try:
+            if self._mcp is not None:
+                self._mcp.close()
+        except (OSError, TimeoutError, RuntimeError) as exc:
+            log.warning("an MCP server was left", extra={"error": str(exc)})
         try:
             if self._own is not None:
                 self._own.close()

@@ -19,6 +19,7 @@ from worker.contract import keys, scripts
 from worker.contract.orders import BoxOrder, CallKey, CallOrder, CallOutcome, Fate, FinishOrder, Policy, WorkspaceMode
 from worker.errors import BoxUnavailable
 from worker.gates.gate import GateCall
+from worker.mcp.entry import Mcp
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.spill import Spills
@@ -54,6 +55,7 @@ def calls(boxes: Boxes, redis_client: redis.Redis, tmp_path: Path) -> Calls:
         registry=own.registry,
         boxes=boxes,
         own=own,
+        mcp=Mcp(boxes, tmp_path / "scratch"),
         gates=unreachable,
         spills=Spills(),
         incarnation="now",

@@ -18,6 +18,7 @@ from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, Workspa
 from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
 from worker.gates.run import RunGate
+from worker.mcp.entry import Mcp
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.spill import SpillFile
@@ -64,7 +65,8 @@ class Standing(Boxes):
 @pytest.fixture
 def run(state_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ToolResult]]:
     own = OwnTools(load_tools(), Secrets(None), state_dir / "scratch")
-    gate = RunGate(Standing(), own, grace_s=0.0)
+    standing = Standing()
+    gate = RunGate(standing, own, Mcp(standing, state_dir / "scratch"), grace_s=0.0)
 
     def run(body: Callable[[RunContext], Any], limit_s: float = 60) -> ToolResult:
         tool: AnyTool = Odd(body, limit_s)

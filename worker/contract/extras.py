@@ -40,6 +40,8 @@ class BoxExtras(BaseModel):
     """Files of the workspace, relative to it, that these commands see at the same place; lock files as a rule."""
     setup_timeout_s: float = 900.0
     """For building and set-up together."""
+    mcp: str = ""
+    """Hash of the session's MCP servers, which `worker.contract.mcp` keeps in its directory; "" for none."""
 
     @property
     def makes_image(self) -> bool:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from worker.contract.checks import Check, CheckOutcome
 from worker.contract.extras import BoxExtras
+from worker.contract.mcp import McpListing
 from worker.contract.sources import Source
 
 CONTRACT_VERSION = 1
@@ -189,6 +190,8 @@ class CallOutcome(Contract):
     without a flaw."""
     box_note: str = ""
     """Said to the model before its next answer: the box was replaced, and what was lost with the old one."""
+    mcp: str = ""
+    """Digest of the tools that the session's MCP servers have now; "" for none."""
     queue_ms: float = 0.0
     """From sending to claim, by two wall clocks."""
     run_ms: float = 0.0
@@ -237,6 +240,8 @@ class PrepareOutcome(Contract):
     """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
     notes: ProjectNotes | None = None
     """What the workspace has for agents, if that was asked for."""
+    mcp: McpListing | None = None
+    """The tools of the session's MCP servers, if it has any."""
 
 
 class FinishOrder(Contract):

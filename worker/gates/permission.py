@@ -33,12 +33,10 @@ class PermissionGate:
 
     Args:
         client: Redis with the grants.
-        known: The node's tools; None means the built-in ones.
     """
 
-    def __init__(self, client: redis.Redis, known: Registry | None = None) -> None:
+    def __init__(self, client: redis.Redis) -> None:
         self._redis = client
-        self._known = known
 
     def __call__(self, call: GateCall, following: Handler) -> ToolResult:
         """Return a PERMISSION_DENIED result, or what follows."""
@@ -52,7 +50,7 @@ class PermissionGate:
             terms = terms_of(order)
         except ValueError as exc:
             return ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{order.tool} was not run: void rules: {exc}")
-        verdict = decide(order.tool, order.arguments, terms, self._known)
+        verdict = decide(order.tool, order.arguments, terms, Registry([call.tool]))
         if verdict.decision is Decision.ALLOW:
             return following(call)
         if verdict.decision is Decision.ASK and self._use_grant(call):

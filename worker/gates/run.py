@@ -14,12 +14,14 @@ from sandbox.errors import BoxLost
 from sandbox.requests import CallMark
 from tools.base import ErrorCode, RunContext, ToolFailure, ToolResult
 from tools.limits import lost_to_a_limit
+from tools.mcp import McpTool
 from tools.sealing import sealed
 from worker.boxes import Boxes
 from worker.cursors import FileCursors
 from worker.errors import BoxUnavailable
 from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
+from worker.mcp.entry import Mcp
 from worker.own_tools import MAY_HAVE_RUN, OwnTools
 
 log = logging.getLogger(__name__)
@@ -31,9 +33,10 @@ GRACE_S = 25.0
 class RunGate:
     """Runs calls; never raises."""
 
-    def __init__(self, boxes: Boxes, own: OwnTools, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, boxes: Boxes, own: OwnTools, mcp: Mcp, *, grace_s: float = GRACE_S) -> None:
         self._boxes = boxes
         self._own = own
+        self._mcp = mcp
         self._grace_s = grace_s
 
     def __call__(self, call: GateCall) -> ToolResult:
@@ -58,6 +61,8 @@ class RunGate:
 
     def _run(self, call: GateCall) -> ToolResult:
         order, tool = call.order, call.tool
+        if isinstance(tool, McpTool):
+            return self._mcp.run(call)
         if tool.runs_on == "worker":
             return self._own.run(call, None)
         box = self._boxes.running_box(order.box.session) if call.joining else self._boxes.box_for(order.box)
