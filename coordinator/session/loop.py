@@ -11,7 +11,7 @@ from coordinator.ending import first as first
 from coordinator.endpoint.model import ModelClient
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.endpoint.reply import ModelReply
-from coordinator.endpoint.written_calls import WrittenCall
+from coordinator.endpoint.written_calls import WrittenCall, written_calls
 from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
 from coordinator.session.asking import Asker
 from coordinator.session.breakers import NO_TOOLS, ShownTools
@@ -172,7 +172,9 @@ class SessionLoop:
         if reply.calls:
             calls = plan(reply.calls, ids, self.registry, strict=self.model.settings.strict_tools)
             self._answered(self.steps.refuse(self.spend.steps, calls, f"the session has ended ({reason})"))
-        return Ending("stopped", reason, reply.text or reply.refusal or "")
+        # A call in the text sums nothing up.
+        text = "" if written_calls(reply.text, self.registry.names()) else reply.text
+        return Ending("stopped", reason, text or reply.refusal or "")
 
     async def _turn(
         self,
