@@ -88,11 +88,15 @@ def read_model_table(path: Path | None, context_tokens: int | None = None) -> Mo
         return ModelTable(context_tokens=context_tokens)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        facts = {name: ModelFacts.model_validate(table) for name, table in tables.items()}
-        return ModelTable(facts, context_tokens)
-    except ValidationError as exc:
-        fault = exc.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in fault["loc"])
-        raise ConfigError(f"SANDHOG_MODELS_FILE: {path}: {where or 'a model'}: {fault['msg']}") from exc
     except (OSError, ValueError) as exc:
         raise ConfigError(f"SANDHOG_MODELS_FILE: {path} cannot be read: {exc}") from exc
+    return ModelTable({name: _facts(path, name, table) for name, table in tables.items()}, context_tokens)
+
+
+def _facts(path: Path, name: str, table: object) -> ModelFacts:
+    try:
+        return ModelFacts.model_validate(table)
+    except ValidationError as exc:
+        fault = exc.errors(include_url=False)[0]
+        where = ".".join([name, *(str(part) for part in fault["loc"])])
+        raise ConfigError(f"SANDHOG_MODELS_FILE: {path}: {where}: {fault['msg']}") from exc
