@@ -10,7 +10,6 @@ from coordinator.commands.terminal import Display
 from coordinator.commands.typed_lines import PASTED_WITHIN_S, TypedLines
 from coordinator.session.events import TurnEnded
 
-CHAT_HELP = "Ctrl-C ends a step, Ctrl-D the chat; a line that ends in \\ goes on in the next one."
 FURTHER = "  another message, or Enter to end: "
 PROMPT = "› "
 MORE = "… "
@@ -109,18 +108,20 @@ class ChatSignals:
         self.is_waiting = False
 
     def take(self, signals: Signals) -> None:
-        """Let Ctrl-C mean this from now on; SIGTERM still ends everything."""
+        """Let Ctrl-C mean this from now on; SIGTERM ends everything."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._came, signals)
-        loop.add_signal_handler(signal.SIGTERM, self._end, signals)
+        loop.add_signal_handler(signal.SIGINT, self.came, signals.second)
+        loop.add_signal_handler(signal.SIGTERM, self.end, signals.second)
 
-    def _came(self, signals: Signals) -> None:
+    def came(self, broken_off: asyncio.Event) -> None:
+        """Take one Ctrl-C; `broken_off` ends what does not end by itself."""
         if self.is_waiting or self.turn.is_set():
-            self._end(signals)
+            self.end(broken_off)
         self.turn.set()
 
-    def _end(self, signals: Signals) -> None:
+    def end(self, broken_off: asyncio.Event) -> None:
+        """End the chat; a second time, also what does not end by itself."""
         if self.leave.is_set():
-            signals.second.set()
+            broken_off.set()
         self.leave.set()
         self.turn.set()
