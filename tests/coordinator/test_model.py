@@ -12,7 +12,7 @@ from coordinator.endpoint.model import ModelClient, ModelSettings, Retry
 from coordinator.endpoint.parameters import ModelParameters
 from coordinator.endpoint.reply import ModelReply, RawCall, Usage
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.errors import ConfigError, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
+from coordinator.errors import ConfigError, ContextTooLong, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
 
 MESSAGES = [{"role": "user", "content": "go"}]
 TOOLS = [{"type": "function", "function": {"name": "Read", "parameters": {"type": "object"}}}]
@@ -118,6 +118,56 @@ async def test_the_request_holds_messages_tools_and_the_settings_extras() -> Non
         "temperature": 0,
         "tool_choice": "auto",
     }
+
+
+async def test_headers_of_a_session_go_with_its_requests() -> None:
+    with ScriptedEndpoint([TURN], api_key="key-1") as endpoint:
+        parameters = ModelParameters(headers={"X-Team": "blue"})
+        await Asked(endpoint.base_url, api_key="key-1").reply(parameters=parameters)
+        await Asked(endpoint.base_url, api_key="key-1").reply()
+    assert [headers.get("x-team") for headers in endpoint.headers] == ["blue", None]
+
+
+async def test_the_quirks_of_an_endpoint_count() -> None:
+    with ScriptedEndpoint([TURN]) as endpoint:
+        quirks = '{"stream_options": false, "max_tokens_name": "max_completion_tokens"}'
+        client = Asked(endpoint.base_url, quirks=quirks)
+        reply = await client.reply(parameters=ModelParameters(max_tokens=7))
+    assert reply.usage is None
+    assert "stream_options" not in endpoint.requests[0]
+    assert endpoint.requests[0]["max_completion_tokens"] == 7
+
+
+async def test_a_history_that_is_too_long_fails_at_once_with_an_error_of_its_own() -> None:
+    words = "This model's maximum context length is 8192 tokens. However, your messages resulted in 9001 tokens."
+    client, error = await asked([Turn(status=400, error={"message": words, "code": "context_length_exceeded"})])
+    assert isinstance(error, ContextTooLong)
+    assert error.limit_tokens == 8192
+    assert json.loads(error.body)["error"]["message"] == words
+    assert client.waits_s == []
+
+
+async def test_a_stream_where_none_was_asked_for_is_understood() -> None:
+    body = event(delta={"content": "streamed"}) + event(delta={}, finish_reason="stop") + b"data: [DONE]\n\n"
+    async with answering(http(body, "application/json")) as base_url:
+        client = Asked(base_url, stream=False)
+        assert (await client.reply()).text == "streamed"
+
+
+async def test_an_error_in_a_body_with_status_200_carries_its_words() -> None:
+    body = json.dumps({"error": {"message": "no such model", "code": 404}}).encode()
+    async with answering(http(body, "application/json")) as base_url:
+        with pytest.raises(ModelRefused, match="no such model"):
+            await Asked(base_url, stream=False).reply()
+
+
+async def test_half_a_call_is_never_taken_for_a_call() -> None:
+    calls = (ScriptedCall("Read", {"path": "a" * 200}),)
+    cut = Turn(calls=calls, chunk_chars=4, is_cut=True)
+    client, reply = await asked([Turn(calls=calls, first=(cut,))])
+    assert isinstance(reply, ModelReply)
+    assert [call.arguments for call in reply.calls] == [json.dumps({"path": "a" * 200})]
+    assert isinstance(client.retries[0].error, ReplyBroken)
 
 
 async def test_no_tools_means_no_tools_field() -> None:
