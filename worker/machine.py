@@ -112,7 +112,7 @@ def _sources(settings: NodeSettings, engine: DockerEngine) -> Sources:
     bounds = Bounds(total_bytes=settings.source_mib * MIB, timeout_s=settings.source_timeout_s)
     source_settings = SourceSettings(
         directory=settings.scratch_dir / "sources",
-        remotes=Remotes(hosts_of(settings.git_hosts), settings.git_credentials, deny),
+        remotes=Remotes(hosts_of(settings.git_hosts), settings.git_credentials, settings.git_ca_file, deny),
         roots=settings.workspace_roots,
         bounds=bounds,
         keep_bytes=settings.source_keep_mib * MIB,

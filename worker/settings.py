@@ -87,6 +87,8 @@ class NodeSettings(BaseSettings):
     """Hosts, as JSON, that repositories may be fetched from at private, loopback or own addresses and by plain http."""
     git_credentials: Path | None = None
     """File with what repositories are fetched with, by name; see docs/workspaces.md."""
+    git_ca_file: Path | None = None
+    """Certificates that are trusted for repositories, in place of the machine's."""
     workspace_roots: tuple[Path, ...] = ()
     """Directories, as JSON, below which sessions of the API may name one of this node to be copied."""
     source_mib: int = Field(default=4096, ge=1)

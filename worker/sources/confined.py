@@ -27,7 +27,7 @@ def run_confined(job: GitJob | UnpackJob, *, passed_fds: Sequence[int] = (), che
         passed_fds: Descriptors that it needs.
         check: Asked now and then; what it raises breaks the job off.
     """
-    environment = {name: os.environ[name] for name in (*PASSED_ON, "GIT_SSL_CAINFO") if name in os.environ}
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     process = subprocess.Popen(
         # Safe path: nothing is imported from the directory it runs in.
         [sys.executable, "-P", "-m", "worker.sources.child"],

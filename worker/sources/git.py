@@ -6,6 +6,7 @@ nor a user's files are read. So there are no hooks, filters, helpers or other co
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ def _with_urls(git: _Git, tree: Path, submodules: Sequence[tuple[str, str]]) -> 
 
 
 def _environment(job: GitJob, home: Path) -> dict[str, str]:
-    passed = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "GIT_SSL_CAINFO")
+    passed = ("PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
     settings = {**_SETTINGS, f"protocol.{job.scheme}.allow": "always"}
     if job.resolve:
         settings["http.curloptResolve"] = job.resolve
@@ -182,6 +183,8 @@ def _environment(job: GitJob, home: Path) -> dict[str, str]:
         "GIT_LFS_SKIP_SMUDGE": "1",
         "GIT_CONFIG_COUNT": str(len(settings)),
     }
+    if job.ca:
+        environment["GIT_SSL_CAINFO"] = _kept(home / "ca.pem", job.ca)
     if job.ssh:
         environment["GIT_SSH_COMMAND"] = _ssh_command(job, home)
         environment["GIT_SSH_VARIANT"] = "ssh"
@@ -192,14 +195,18 @@ def _environment(job: GitJob, home: Path) -> dict[str, str]:
 
 
 def _ssh_command(job: GitJob, home: Path) -> str:
-    command = list(job.ssh)
-    if job.ssh_key.get_secret_value():
-        key = home / "key"
-        descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(job.ssh_key.get_secret_value().rstrip("\n") + "\n")
-        command += ["-o", "IdentitiesOnly=yes", "-i", str(key)]
-    return " ".join(f"'{part}'" for part in command)
+    key = _kept(home / "key", job.ssh_key.get_secret_value().rstrip("\n") + "\n")
+    known_hosts = _kept(home / "known_hosts", job.known_hosts)
+    own = (f"-oUserKnownHostsFile={known_hosts}", "-oIdentitiesOnly=yes", "-i", key)
+    return shlex.join([*job.ssh, *own])
+
+
+def _kept(path: Path, content: str) -> str:
+    """Write a file that is only for this child; return its path."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(content)
+    return str(path)
 
 
 def _secrets(job: GitJob) -> list[str]:

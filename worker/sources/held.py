@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import SecretStr
+
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.contract.sources import (
@@ -241,11 +243,12 @@ class Sources:
             scheme=remote.scheme,
             resolve=remote.resolve,
             ssh=remote.ssh,
-            ssh_key=remote.ssh_key,
-            header=remote.header,
+            ssh_key=SecretStr(remote.ssh_key),
+            known_hosts=remote.known_hosts,
+            ca=remote.ca,
+            header=SecretStr(remote.header),
         )
         said = run_confined(job, check=self._check(session))
-        (directory / "key").unlink(missing_ok=True)
         if said.error is not None:
             raise WorkspaceRefused(f"{ref} of {remote.url} cannot be fetched: {said.error}.")
         return said

@@ -41,10 +41,14 @@ class GitJob(_Job):
     """The one protocol that may be spoken."""
     resolve: str = ""
     """`host:port:address`, which an http connection goes to, whatever the name resolves to."""
+    ca: str = ""
+    """Content of a file of certificates that are trusted in place of the machine's."""
     ssh: tuple[str, ...] = ()
     """The command that connects, for ssh."""
     ssh_key: SecretStr = SecretStr("")
     """Content of the key's file."""
+    known_hosts: str = ""
+    """Content of the file with the hosts' keys."""
     header: SecretStr = SecretStr("")
     """Sent with each request to the URL."""
 

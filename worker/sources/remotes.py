@@ -68,6 +68,8 @@ class Remote:
     header: str = field(default="", repr=False)
     ssh: tuple[str, ...] = ()
     ssh_key: str = field(default="", repr=False)
+    known_hosts: str = field(default="", repr=False)
+    ca: str = field(default="", repr=False)
 
     @property
     def resolve(self) -> str:
@@ -83,6 +85,8 @@ class Remotes:
     private_hosts: frozenset[str] = frozenset()
     """Hosts that may be at private, loopback or own addresses, and may speak plain http."""
     credentials_file: Path | None = None
+    ca_file: Path | None = None
+    """Certificates that are trusted in place of the machine's."""
     deny: tuple[Network, ...] = ()
     resolver: Resolver = field(default=resolve)
     environment: Callable[[], Mapping[str, str]] = field(default=lambda: os.environ)
@@ -101,18 +105,15 @@ class Remotes:
         proof = self._credential(credential, host) if credential is not None else None
         if scheme != "ssh":
             header = "" if proof is None else self._header(proof, str(credential))
-            return Remote(plain, scheme, host, port, address, header=header)
+            ca = _content(self.ca_file) if self.ca_file is not None else ""
+            return Remote(plain, scheme, host, port, address, header=header, ca=ca)
         if proof is None or proof.ssh_key is None or proof.known_hosts is None:
             raise WorkspaceRefused(
                 f"{url}: ssh needs a credential with ssh_key and known_hosts (SANDHOG_GIT_CREDENTIALS)."
             )
-        command = (*SSH, f"-oHostName={address}", f"-oHostKeyAlias={host}", f"-oUserKnownHostsFile={proof.known_hosts}")
-        if "'" in "".join(command):
-            raise WorkspaceRefused(f"The credential {credential!r}: a path with a quote cannot be used.")
-        try:
-            return Remote(plain, scheme, host, port, address, ssh=command, ssh_key=proof.ssh_key.read_text())
-        except OSError as exc:
-            raise WorkspaceRefused(f"The key of the credential {credential!r} cannot be read: {exc.strerror}.") from exc
+        command = (*SSH, f"-oHostName={address}", f"-oHostKeyAlias={host}")
+        key, known_hosts = _content(proof.ssh_key), _content(proof.known_hosts)
+        return Remote(plain, scheme, host, port, address, ssh=command, ssh_key=key, known_hosts=known_hosts)
 
     def _address(self, url: str, host: str) -> str:
         try:
@@ -176,6 +177,13 @@ def check_ref(ref: str | None) -> str:
     return ref
 
 
+def _content(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise WorkspaceRefused(f"{path}, which SANDHOG_GIT_… names, cannot be read: {exc}.") from exc
+
+
 def hosts_of(names: Iterable[str]) -> frozenset[str]:
     """Return host names as they are compared."""
     return frozenset(name.lower() for name in names)
@@ -188,6 +196,9 @@ def _parts(url: str) -> tuple[str, str, str, int, str]:
         WorkspaceRefused: it is none that is fetched from.
     """
     shown = json.dumps(url[:200])
+    if not url.isascii() or not url.isprintable() or " " in url:
+        # Some of these are passed over where a URL is taken apart, and not where it is used.
+        raise WorkspaceRefused(f"{shown} is no URL of a repository: it holds characters that must be escaped.")
     scp = _SCP.fullmatch(url) if "://" not in url else None
     if scp is not None:
         scheme, user, host, port, path = "ssh", scp["user"], scp["host"].lower(), 22, scp["path"]
