@@ -60,6 +60,10 @@ class Ownership:
         """
         self._owned[session] = _Owned(generation, is_adoptable, on_lost)
 
+    def has(self, session: str) -> bool:
+        """Return whether a session runs here."""
+        return session in self._owned
+
     async def note(self, session: str) -> bool:
         """Write down that a session is ours; False when it is another's by now.
 
