@@ -18,6 +18,7 @@ from coordinator.commands.model_flags import model_settings
 from coordinator.commands.one_session import own_tools
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.ending import end
+from coordinator.endpoint.model import ModelSettings
 from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.service.admission import Admission
@@ -77,7 +78,7 @@ def run_server(serving: Serving) -> None:
 async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSettings, tokens: Tokens) -> None:
     signals = Signals()
     tools = own_tools([*settings.tool_paths, *serving.tools])
-    endpoint = await choose_model(model_settings(settings, None))
+    endpoint = await _endpoint(settings)
     rules = rules_of(serving.policy_file or settings.policy_file, tools.registry)
     admission = Admission(
         settings,
@@ -91,7 +92,11 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
     listener = _listen(serving.host, serving.port)
     hidden = tuple(
         value
-        for value in (endpoint.api_key, os.environ.get("OPENAI_API_KEY"), os.environ.get("SANDHOG_API_TOKEN"))
+        for value in (
+            endpoint and endpoint.api_key,
+            os.environ.get("OPENAI_API_KEY"),
+            os.environ.get("SANDHOG_API_TOKEN"),
+        )
         if value
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -115,6 +120,14 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             )
         )
         await _attended(server, listener, sessions, broken, signals, serve_settings.drain_s)
+
+
+async def _endpoint(settings: Settings) -> ModelSettings | None:
+    """Return the server's model endpoint; None where none is set, and callers bring their own loop."""
+    if not (os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY")):
+        print("sandhog: no model endpoint is set: only sessions whose caller has the loop will run.", file=sys.stderr)
+        return None
+    return await choose_model(model_settings(settings, None))
 
 
 async def _attended(
