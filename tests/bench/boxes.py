@@ -244,7 +244,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--idle", type=int, nargs="*", default=[50], help="how many boxes to let stand, one run each")
+    parser.add_argument("--idle", type=int, nargs="*", default=[50, 200], help="how many to let stand, one run each")
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--plot-python", default=sys.executable, help="an interpreter with matplotlib")
     arguments = parser.parse_args()

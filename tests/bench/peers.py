@@ -1,9 +1,9 @@
 """One command and one small read in our box and in the peers' boxes, taking turns within one run.
 
-Run by hand: `.venv/bin/python -m tests.bench.peers --peer-python PYTHON [--calls N] [--no-docs]`, where PYTHON is
-the interpreter of an environment with `docker`, `swe-rex` and `mini-swe-agent`, of the same version as the image's
-python3; what is missing there is skipped with a line. Writes `docs/performance-peers.md`, and `docs/peers.png` when
-either interpreter has matplotlib.
+Run by hand: `.venv/bin/python -m tests.bench.peers [--peer-python PYTHON] [--calls N] [--no-docs]`. PYTHON is the
+interpreter of an environment with the peers, of the same version as the image's python3; without it one is made for the
+run, with `/usr/bin/python3` and pip. What is missing there is skipped with a line. Writes `docs/performance-peers.md`,
+and `docs/peers.png` when either interpreter has matplotlib.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from sandbox.spec import BoxSpec
 from tests.bench.peer_drivers import COMMAND, DRIVERS, FILE, FILE_BYTES, MAKE_FILE, PLOT
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+PEERS = ("docker==7.2.0", "swe-rex==1.4.0", "mini-swe-agent==2.4.6", "matplotlib")
 AGENT = 10_001
 TURN = 5
 """Calls of one way before it is another's turn."""
@@ -153,6 +154,19 @@ def peer(python: str, name: str, driver: str) -> Iterator[list[Way]]:
             process.stdout.close()
 
 
+@contextmanager
+def environment(given: str | None) -> Iterator[str]:
+    """The interpreter that the peers run by, in an environment of this run's own where none is given."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="hog-peers-") as directory:
+        subprocess.run(["/usr/bin/python3", "-m", "venv", directory], check=True)
+        python = f"{directory}/bin/python"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS], check=True)
+        yield python
+
+
 def measure(ways: list[Way], calls: int) -> None:
     """Let the ways take turns until each has made so many calls of each kind."""
     for what in TITLES:
@@ -219,21 +233,22 @@ def plot(ways: list[Way], pythons: list[str]) -> bool:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peer-python", default=sys.executable, help="interpreter with the peers' packages")
+    parser.add_argument("--peer-python", help="interpreter with the peers' packages; default: made for this run")
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--no-docs", action="store_true", help="print only")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     with ExitStack() as stack:
+        python = stack.enter_context(environment(arguments.peer_python))
         ways = [stack.enter_context(host()), stack.enter_context(ours())]
         for name, driver in DRIVERS.items():
-            ways += stack.enter_context(peer(arguments.peer_python, name, driver))
+            ways += stack.enter_context(peer(python, name, driver))
         measure(ways, arguments.calls)
+        has_plot = not arguments.no_docs and plot(ways, [sys.executable, python])
     for what, title in TITLES.items():
         print(f"\n{title}")
         print("\n".join(table(ways, what)))
     if not arguments.no_docs:
-        has_plot = plot(ways, [sys.executable, arguments.peer_python])
         (DOCS / "performance-peers.md").write_text(document(ways, arguments.calls, load, has_plot), encoding="utf-8")
 
 

@@ -72,6 +72,16 @@ def test_controls_hold_inside(fresh_box: FreshBox, shell: Shell) -> None:
     assert box.info.facts["memory_max"] == str(256 * MIB)
 
 
+def test_the_guest_stays_small_over_many_calls(fresh_box: FreshBox, shell: Shell) -> None:
+    run = shell(fresh_box())
+    for _ in range(100):
+        run("true")
+    look = "for p in /proc/[0-9]*; do grep -q 'guest[.]pyc' $p/cmdline && ! grep -q 'spawner[.]pyc' $p/cmdline"
+    lines = run(f"{look} && grep VmRSS $p/status; done").stdout.text().splitlines()
+    assert len(lines) == 1
+    assert int(lines[0].split()[1]) <= 12 * 1024
+
+
 def test_commands_cannot_look_into_the_guest(fresh_box: FreshBox, shell: Shell) -> None:
     run = shell(fresh_box())
     answer = run(
