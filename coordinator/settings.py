@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     """Text of all results of one step together."""
     task_depth: int = Field(default=1, ge=0, le=4)
     """How deep sub-agents may go: with 1 a session has some and they have none; see docs/sub-agents.md."""
+    mcp_config: Path | None = None
+    """MCP servers whose tools sessions get; see docs/mcp.md."""
     tools: str = ""
     """Files and directories of own tools, with `:` between them; `--tools` adds to them."""
     strict_tools: bool = False

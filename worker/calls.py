@@ -202,10 +202,10 @@ class Calls:
         return "" if is_lost else self._boxes.take_note(order.box.session, order.key.session)
 
     def _checked(self, order: CallOrder, spill: SpillFile, joining: bool) -> ToolResult:
-        tool: AnyTool | None = self._registry.get(order.tool) or self._mcp.tool(order)
-        if tool is None:
-            return ToolResult.failure(ErrorCode.UNKNOWN_TOOL, f"This node has no tool {order.tool!r}.")
         try:
+            tool: AnyTool | None = self._registry.get(order.tool) or self._mcp.tool(order)
+            if tool is None:
+                return ToolResult.failure(ErrorCode.UNKNOWN_TOOL, f"This node has no tool {order.tool!r}.")
             arguments = parse_arguments(tool, dict(order.arguments))
         except ToolFailure as exc:
             return ToolResult.failure(exc.code, exc.message)

@@ -15,6 +15,7 @@ from coordinator.commands.run_flags import Approve
 from coordinator.commands.terminal import is_terminal
 from coordinator.errors import ConfigError
 from coordinator.session.limits import Limits
+from coordinator.session.mcp_settings import read_mcp_config
 from coordinator.session.model_table import read_model_table
 from coordinator.session.request import SessionRequest
 from coordinator.session.workspace_choice import Wanted, choose
@@ -50,6 +51,7 @@ def run(
     context_tokens: run_flags.ContextTokens = None,
     project_instructions: run_flags.ProjectInstructions = True,
     tools: run_flags.Tools = None,
+    mcp_config: run_flags.McpConfig = None,
     system: model_flags.System = None,
     no_stream: model_flags.NoStream = False,
     temperature: model_flags.Temperature = None,
@@ -126,7 +128,7 @@ def run(
             setup_network=setup_network,
             setup_file=setup_file,
             setup_timeout_s=setup_timeout,
-        ),
+        ).with_mcp(read_mcp_config(mcp_config or settings.mcp_config, os.environ)),
         rules=rules_of(policy_file or settings.policy_file, own.registry),
         approval_s=settings.approval_s,
         budgets=settings.budgets,

@@ -63,3 +63,6 @@ MaxTime = Annotated[float | None, typer.Option(min=0.001, help="Seconds at most;
 Tools = Annotated[
     list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
 ]
+McpConfig = Annotated[
+    Path | None, typer.Option(help="MCP servers, in the usual JSON form (SANDHOG_MCP_CONFIG); see docs/mcp.md.")
+]

@@ -5,10 +5,11 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from coordinator.errors import ConfigError
+from coordinator.session.mcp_settings import NO_MCP, McpOptions
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
 from worker.contract.sources import ARCHIVE_FILE
 
@@ -29,6 +30,13 @@ class BoxOptions:
     """The content of the order's files, in their order."""
     archive: Path | None = None
     """What the workspace is unpacked from, where the order says so."""
+    mcp: McpOptions = NO_MCP
+    """The session's MCP servers; `extras.mcp` is their hash."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Values that must not be kept."""
+        return (*self.env.values(), *self.mcp.secrets)
 
     def lay_out(self, session_dir: Path) -> None:
         """Put values and files where the node finds them.
@@ -46,10 +54,16 @@ class BoxOptions:
             shutil.copyfile(source, session_dir / FILES_DIR / str(number))
         if self.archive is not None:
             shutil.copyfile(self.archive, session_dir / ARCHIVE_FILE)
+        self.mcp.lay_out(session_dir)
 
     def forget(self, session_dir: Path) -> None:
         """Remove the values once the session has ended."""
         (session_dir / ENV_FILE).unlink(missing_ok=True)
+        self.mcp.forget(session_dir)
+
+    def with_mcp(self, mcp: McpOptions) -> "BoxOptions":
+        """Return these options with MCP servers."""
+        return replace(self, mcp=mcp, extras=self.extras.model_copy(update={"mcp": mcp.digest}))
 
 
 def read_env(given: Sequence[str], files: Sequence[Path], environment: Mapping[str, str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from coordinator.session.request import SessionRequest
 from coordinator.session.step import StepRunner
 from worker.contract import keys
 from worker.contract.checks import Check
+from worker.contract.mcp import McpListing
 from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, ProjectNotes
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class SessionPlace:
         self.wants_notes = not self._is_open and request.may_have_project_notes
         self.notes: ProjectNotes | None = None
         """What the workspace has for agents; None until the box stands."""
+        self.mcp: McpListing | None = None
+        """The tools of the session's MCP servers, as they were asked for last; None where it has none."""
 
     @property
     def box(self) -> BoxOrder:
@@ -113,6 +116,7 @@ class SessionPlace:
             self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
         )
         self.notes = prepared.notes
+        self.mcp = prepared.mcp
         run_id = await self._ask(self._cluster.store.run_id)
         self._emit(
             SessionPlaced(node=node.node, incarnation=node.incarnation, run_id=run_id, bounds=dict(prepared.bounds))
@@ -127,6 +131,18 @@ class SessionPlace:
             tools=self._tools,
             attributes=request.attributes,
         )
+
+    async def look_at_servers(self, digest: str) -> bool:
+        """Ask the node for the tools of the MCP servers where they are others now; return whether they were."""
+        if self._node is None or self.mcp is None or digest == self.mcp.digest:
+            return False
+        try:
+            prepared = await self._cluster.placement.prepare(self.box, self._node)
+        except NoBox as exc:
+            log.warning("MCP tools are as they were", extra={"session_id": self._session, "error": str(exc)})
+            return False
+        self.mcp = prepared.mcp or self.mcp
+        return True
 
     async def leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
         """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy."""

@@ -36,6 +36,8 @@ from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
 from coordinator.session.subagents import Account, Lent, SubAgents, Talk, without_tasks
 from coordinator.session.transcript import Transcript
+from tools.mcp import mcp_tool
+from tools.registry import LiveRegistry, Registry
 from tools.rules import rules_to_text
 from tools.task import TASK_TOOL
 from worker.contract.orders import FinishOutcome, WorkspaceMode
@@ -88,7 +90,8 @@ class SessionRunner:
         self._request = replace(request, limits=granted.limits)
         self._tools = granted.tools
         usable = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
-        self._registry = usable if request.task_depth > 0 else without_tasks(usable)
+        self._registry = LiveRegistry((usable if request.task_depth > 0 else without_tasks(usable)).tools())
+        request.parameters.check_tools(self._registry.names())
         self._cluster = cluster
         self._model = model
         self._approver, self._lasting = OneAtATime(approver), Lasting()
@@ -102,7 +105,7 @@ class SessionRunner:
         self.spend, self.clock = Spend(facts), WallClock()
         reserve = Reserve(cluster.state_dir)
         reserve.hold()
-        self._secrets = [*secrets, *request.box.env.values(), *request.parameters.secrets]
+        self._secrets = [*secrets, *request.box.secrets, *request.parameters.secrets]
         if continued is None:
             self._make_session_dir()
         elif self._continued is not None:
@@ -144,7 +147,7 @@ class SessionRunner:
             emit=self._emit,
             sync=self._emit.transcript.sync,
             home_tools=self._home_tools(system, account),
-            waits_for_box=request.box.extras.makes_image or self._place.wants_notes,
+            waits_for_box=request.box.extras.makes_image or self._place.wants_notes or bool(request.box.extras.mcp),
         )
         loop = self._loop(talk)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
@@ -165,6 +168,7 @@ class SessionRunner:
             registry=talk.registry,
             home_tools=talk.home_tools,
             budgets=request.budgets,
+            on_servers=None if talk.agent else self._look_at_servers,
         )
         strict = self._model.settings.strict_tools
         return self._make_loop(
@@ -267,11 +271,36 @@ class SessionRunner:
     async def _take_seat(self, history: History) -> Seat:
         """Return the session's seat; the repository's words are in the system message then."""
         seat = await self._place.take()
+        self._bring_mcp()
         if self._place.notes is not None:
             system = self._system(self._request.limits.steps, self._request.is_read_only)
             self._emit(SystemWritten(system=system))
             history.set_system(system)
         return seat
+
+    async def _look_at_servers(self, digest: str, seat: Seat) -> None:
+        """Show the model other tools from the next step on where a server has others now."""
+        if await self._place.look_at_servers(digest):
+            self._bring_mcp()
+
+    def _bring_mcp(self) -> None:
+        listing = self._place.mcp
+        if listing is None:
+            return
+        for note in listing.notes:
+            self._emit(Notice(level="warning", text=note))
+        tools = Registry(
+            mcp_tool(
+                spec.name,
+                spec.description,
+                spec.parameters,
+                reads=spec.reads,
+                is_outside=spec.is_outside,
+                timeout_s=spec.timeout_s,
+            )
+            for spec in listing.tools
+        )
+        self._registry.bring(usable_tools(tools, self._tools, is_read_only=self._request.is_read_only).tools())
 
     def _resumed(self, continued: Continued) -> SessionResumed:
         return SessionResumed(

@@ -68,7 +68,7 @@ def save_session(
     Raises:
         OSError: it cannot be written.
     """
-    without: dict[str, Any] = {"models": True, "box": {"env", "sources", "archive"}, "parameters": {"headers"}}
+    without: dict[str, Any] = {"models": True, "box": {"env", "sources", "archive", "mcp"}, "parameters": {"headers"}}
     asked: dict[str, Any] = _requests().dump_python(request, mode="json", exclude=without)
     asked["prompt"] = redactor.text(request.prompt)
     told: dict[str, Any] = _models().dump_python(model, mode="json", exclude={"api_key"})

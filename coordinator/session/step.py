@@ -5,7 +5,7 @@ Every call of the reply gets exactly one answer, in the model's order, whatever 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,6 +37,8 @@ from tools.registry import Registry
 from tools.verdict import Decision, Verdict
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, call_digest
 
+OnServers = Callable[[str, Seat], Awaitable[None]]
+
 
 @dataclass
 class StepRunner:
@@ -55,6 +57,9 @@ class StepRunner:
     granted: set[str] = field(default_factory=set)
     """Digests for which a grant was left, used up or not."""
     budgets: Budgets = BUDGETS
+    on_servers: OnServers | None = None
+    """Is told after each step what the tools of the session's MCP servers hash to, by its node."""
+    _servers: str = field(default="", init=False)
     repeats: Repeats = field(default_factory=Repeats)
     """What failed before."""
     _begun: set[int] = field(default_factory=set)
@@ -91,6 +96,8 @@ class StepRunner:
             if after is not before and after.cut is not None:
                 self.emit(AnswerShortened(step=step, index=after.call.index, cut=after.cut, answer=after.content))
                 await self._narrow(step, before, after, seat, cancelled)
+        if self.on_servers is not None and self._servers:
+            await self.on_servers(self._servers, seat)
         return [answer.content for answer in fitted]
 
     async def _begin(self, step: int, seat: Seat, cancelled: asyncio.Event) -> None:
@@ -194,6 +201,7 @@ class StepRunner:
         async def on_outcome(outcome: CallOutcome) -> None:
             call = by_index[outcome.key.index]
             self.keys.append(outcome.key)
+            self._servers = outcome.mcp or self._servers
             if outcome.box_note:
                 self.emit(BoxReplaced(reason=outcome.box_note))
             self.record(step, answered(call, outcome, (self.clock() - started) * 1000), answers)

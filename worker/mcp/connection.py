@@ -34,6 +34,7 @@ MOST_TOOLS = 128
 AGAIN_S = 1.0
 """A server that could not be started is tried again after this long, and each time twice as long, up to a minute."""
 MOST_AGAIN_S = 60.0
+SETTLE_S = 2.0
 WORDS_CHARS = 500
 
 
@@ -78,6 +79,9 @@ class Connection:
         self._ready: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
         self._changed = asyncio.Event()
+        """Its tools changed, and are not asked for yet."""
+        self._current = asyncio.Event()
+        """Its tools are those that it has, as far as it said."""
         self._failures = 0
         self._not_before = 0.0
         self._fault = ""
@@ -99,7 +103,9 @@ class Connection:
         """
         client = await self._client()
         try:
-            return await client.call_tool(tool, dict(arguments), read_timeout_seconds=self.server.timeout_s)
+            answer = await client.call_tool(tool, dict(arguments), read_timeout_seconds=self.server.timeout_s)
+            await self._settle()
+            return answer
         except MCPError as exc:
             if exc.code == CONNECTION_CLOSED:
                 self._over.set()
@@ -114,6 +120,12 @@ class Connection:
             raise ServerLost(_words(exc)) from exc
         except TimeoutError as exc:
             raise ServerTimeout("no answer in time") from exc
+
+    async def _settle(self) -> None:
+        """Come back once the tools are listed again that the call changed; not much later in any case."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                await self._current.wait()
 
     def reset(self) -> None:
         """Let the next call start it anew: what it ran in is gone."""
@@ -166,6 +178,7 @@ class Connection:
             ) as client:
                 self.tools = await _listed(client)
                 self._failures = 0
+                self._current.set()
                 ready.set_result(client)
                 listening = asyncio.create_task(self._listen(client), name=f"mcp {self.server.name} changes")
                 try:
@@ -193,7 +206,6 @@ class Connection:
                     task.cancel()
             if over.is_set():
                 return
-            self._changed.clear()
             try:
                 self.tools = await _listed(client)
             except MCPError as exc:
@@ -206,11 +218,15 @@ class Connection:
         with contextlib.suppress(Exception):
             async with client.listen(tools_list_changed=True) as events:
                 async for _ in events:
-                    self._changed.set()
+                    self._note_change()
 
     async def _heard(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._changed.set()
+            self._note_change()
+
+    def _note_change(self) -> None:
+        self._current.clear()
+        self._changed.set()
 
     def _failed(self, exc: BaseException) -> None:
         while isinstance(exc, BaseExceptionGroup) and exc.exceptions:

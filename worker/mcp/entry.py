@@ -38,7 +38,7 @@ class Mcp:
 
     def digest(self, order: BoxOrder) -> str:
         """Return what the present tools of a session's servers hash to; "" where there are none."""
-        return self._made().digest(order) if order.extras.mcp else ""
+        return self._clients.digest(order) if self._clients is not None and order.extras.mcp else ""
 
     def tool(self, order: CallOrder) -> McpTool | None:
         """Return the tool that a call asks for; None if the session's servers have none of that name."""
