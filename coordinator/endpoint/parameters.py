@@ -90,11 +90,15 @@ class ModelParameters(BaseModel):
     def check_tools(self, names: list[str]) -> None:
         """Refuses a choice of a tool that there is not.
 
+        What an MCP server has (`server__tool`) is known only once it runs, and let through.
+
         Raises:
             ConfigError: Naming the tools that there are.
         """
         for choice in (self.tool_choice, self.first_tool_choice):
-            if choice is not None and choice not in ("auto", "none", "required", *names):
+            if choice is None or "__" in choice:
+                continue
+            if choice not in ("auto", "none", "required", *names):
                 raise ConfigError(f"tool_choice {choice}: it is auto, none, required or one of {', '.join(names)}.")
 
 

@@ -218,5 +218,6 @@ def test_a_headers_value_is_shown_nowhere() -> None:
 
 def test_a_choice_of_an_unknown_tool_is_refused_with_the_known_ones() -> None:
     ModelParameters(tool_choice="required", first_tool_choice="Read").check_tools(["Read"])
+    ModelParameters(tool_choice="server__tool").check_tools([])
     with pytest.raises(ConfigError, match="auto, none, required or one of Read, Bash"):
         ModelParameters(first_tool_choice="Raed").check_tools(["Read", "Bash"])
