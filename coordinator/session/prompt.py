@@ -92,7 +92,8 @@ def project_section(notes: ProjectNotes) -> str:
         marked = f"| {line}"
         size_bytes = len(marked.encode()) + 1
         if size_bytes > room:
-            lines.append(marked.encode()[:room].decode("utf-8", "ignore"))
+            beginning = marked.encode()[:room].decode("utf-8", "ignore")
+            lines += [beginning] if len(beginning) > len("| ") else []
             is_cut = True
             break
         lines.append(marked)
