@@ -38,6 +38,11 @@ PASSED_ON = (
     "SANDHOG_PROFILES",
     "SANDHOG_ALLOW_OPEN_NETWORK",
     "SANDHOG_PROOFS_DIR",
+    "SANDHOG_REGISTRIES",
+    "SANDHOG_PULL",
+    "SANDHOG_PULL_TIMEOUT_S",
+    "SANDHOG_IMAGE_BUDGET_MIB",
+    "SANDHOG_MIN_FREE_MIB",
     "SANDHOG_MADE_KEEP_DAYS",
     "SANDHOG_WORKSPACE_DISKS",
     "SANDHOG_WORKSPACE_ROOTS",
@@ -49,7 +54,7 @@ PASSED_ON = (
     "SANDHOG_EGRESS_MIB_PER_S",
     "SANDHOG_EGRESS_TOTAL_MIB",
 )
-"""What the worker gets of this process's environment: no key of any kind."""
+"""What the worker gets of this process's environment: the logins of registries, and no other key of any kind."""
 PASSED_START = "SANDHOG_GIT_"
 """Begins the names of others that it gets: what repositories are fetched with, which boxes never see."""
 

@@ -57,7 +57,7 @@ class OwnDisks:
 
     def make(self, folder: Path, size_bytes: int) -> bool:
         """Give the folder an empty disk; False where none can be had, which leaves nothing behind."""
-        if not self._makes or size_bytes < LEAST_BYTES:
+        if not self._makes or size_bytes < LEAST_BYTES or os.geteuid() != 0:
             return False
         try:
             if loop_device.file_system_of(folder) not in LOCAL:

@@ -12,6 +12,7 @@ from typing import Any
 import docker
 import pytest
 
+from sandbox.controls import GVISOR_KERNEL
 from sandbox.egress.settings import EgressSettings
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.guest_folder import install
@@ -19,6 +20,7 @@ from sandbox.images import MADE_OF_LABEL, MADE_REPOSITORY
 from sandbox.making import MADE_BY_LABEL, MADE_LABEL
 from sandbox.requests import CallMark, RunRequest
 from tests.conftest import Until
+from tests.sandbox.gvisor import RUNTIME, missing_gvisor
 from worker.boxes import NOWHERE, Boxes
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
@@ -148,6 +150,17 @@ def test_set_up_runs_as_root_with_a_network_of_its_own_and_the_box_has_neither(
     assert ready.run("env | grep -i proxy").strip() == ""
     assert ready.run("cd && pwd && touch mine && echo works").split() == ["/home/agent", "works"]
     assert "denied" in ready.run("echo x > /usr/local/share/package")
+
+
+def test_set_up_works_on_gvisor_too(session: Callable[..., Session], mirror: int) -> None:
+    if (reason := missing_gvisor()) is not None:
+        pytest.skip(reason)
+    fetch = f"import urllib.request as r; print(r.urlopen('http://mirror.test:{mirror}/', timeout=10).read().decode())"
+    commands = (FRESH, f'python3 -c "{fetch}" > /usr/local/share/package', "uname -r > /usr/local/share/kernel")
+    ready = session(setup=commands, setup_hosts=(f"mirror.test:{mirror}",))
+    ready.order = ready.order.model_copy(update={"runtime": RUNTIME})
+    assert ready.run("cat /usr/local/share/package /usr/local/share/kernel").split() == ["a", "package", GVISOR_KERNEL]
+    assert "Error" in ready.run(f'python3 -c "{fetch}"'), "the session itself has no network"
 
 
 def test_what_was_set_up_once_is_found_again(session: Callable[..., Session], client: docker.APIClient) -> None:
