@@ -90,7 +90,7 @@ def request_failed(event: RequestFailed) -> list[Line]:
     """Why the model is asked once more; nothing where it is not: the session's end says it."""
     if event.next_try_s is None:
         return []
-    return [Line(f"{visible(event.text)} Trying again in {event.next_try_s:.1f} s.", "yellow")]
+    return [Line(f"{visible(event.text).rstrip('.')}. Trying again in {event.next_try_s:.1f} s.", "yellow")]
 
 
 def calls_written(event: CallsWritten) -> Line:
