@@ -236,6 +236,33 @@ class TestHolding:
             assert 0 < int(redis_client.pttl(keys.path_lock("p"))) <= 180_000
         assert not redis_client.exists(keys.path_lock("p"))
 
+    def test_what_an_earlier_step_of_the_same_session_left_holds_up_nobody(
+        self, seen: ReadMetadata, redis_client: redis.Redis
+    ) -> None:
+        lock = keys.path_lock("p")
+        held = "s1:2:10:0:1"
+        for token, is_taken in (
+            ("s1:2:10:1:1", False),
+            ("s1:2:9:0:1", False),
+            ("s1:1:11:0:1", False),
+            ("s2:2:11:0:1", False),
+            ("1:2:11:0:1", False),
+            ("other", False),
+            ("s1:2:11:0:1", True),
+            ("s1:3:1:0:1", True),
+        ):
+            redis_client.set(lock, held)
+            if is_taken:
+                with seen.held("p", token):
+                    # The end of the earlier one, should it still come, lets go of nothing.
+                    seen.let_go("p", held)
+                    assert redis_client.get(lock) == token.encode()
+                assert not redis_client.exists(lock)
+            else:
+                with pytest.raises(ToolFailure), seen.held("p", token):
+                    raise AssertionError("it was held")
+                assert redis_client.get(lock) == held.encode()
+
     def test_a_failure_inside_lets_go(self, seen: ReadMetadata, redis_client: redis.Redis) -> None:
         with pytest.raises(ToolFailure), seen.held("p", "mine"):
             raise ToolFailure(ErrorCode.CONFLICT, "changed")

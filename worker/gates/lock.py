@@ -37,9 +37,18 @@ BOX_WORKSPACE = "/workspace"
 TOLD_RANGES = 10
 
 HOLD = """
--- KEYS: path lock. ARGV: token, ttl_ms. Returns 1 when the token holds it now; asked again by the same token, too.
+-- KEYS: path lock. ARGV: token (a call's key), ttl_ms. Returns 1 when the token holds it now; asked again, too.
+-- What an earlier step of the same session holds was left by a node that died: that call was answered long ago.
+local function parts(token) return string.match(token, '^(.*):(%d+):(%d+):%d+:%d+$') end
 local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] then return 0 end
+if held and held ~= ARGV[1] then
+  local session, generation, step = parts(held)
+  local own_session, own_generation, own_step = parts(ARGV[1])
+  if not session or session ~= own_session then return 0 end
+  generation, own_generation = tonumber(generation), tonumber(own_generation)
+  if generation > own_generation then return 0 end
+  if generation == own_generation and tonumber(step) >= tonumber(own_step) then return 0 end
+end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
