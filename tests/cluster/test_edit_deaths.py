@@ -40,7 +40,7 @@ def killing(embedded: Embedded, delays_s: list[float]) -> Iterator[list[int]]:
     ready = threading.Event()
 
     def watch() -> None:
-        with redis.Redis.from_url(embedded.redis_url) as client, client.monitor() as monitor:  # type: ignore[no-untyped-call]
+        with redis.Redis.from_url(embedded.redis_url) as client, client.monitor() as monitor:
             ready.set()
             for command in monitor.listen():
                 words = command["command"]
