@@ -1,0 +1,216 @@
+"""`sandhog batch` as a user runs it: a process, real boxes, real git, a scripted endpoint."""
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
+from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
+from tests.conftest import Until
+
+pytestmark = pytest.mark.docker
+
+END_S = 240
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Address of a plain web server with the repository org/repo, and its first commit."""
+    work, bare = tmp_path / "work", tmp_path / "www" / "org" / "repo"
+    work.mkdir()
+    (work / "a.txt").write_text("first\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", *arguments], cwd=work, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=work, check=True, capture_output=True, text=True).stdout
+    (work / "a.txt").write_text("second\n")
+    subprocess.run(["git", *who, "commit", "-qam", "second"], cwd=work, check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", work, bare], check=True)
+    subprocess.run(["git", "update-server-info"], cwd=bare, check=True)
+    handler = functools.partial(Silent, directory=str(tmp_path / "www"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", commit.strip()
+        server.shutdown()
+
+
+def model(messages: list[dict[str, Any]]) -> Turn:
+    """Does what the prompt says."""
+    prompt = next(message["content"] for message in messages if message["role"] == "user")
+    is_first = messages[-1]["role"] != "tool"
+    if "loop" in prompt:
+        return Turn(calls=(ScriptedCall("Bash", {"command": "true"}),))
+    if "slow" in prompt and is_first:
+        return Turn(calls=(ScriptedCall("Bash", {"command": "sleep 600"}),))
+    if is_first:
+        return Turn(calls=(ScriptedCall("Bash", {"command": "echo written >> a.txt; ls -A"}),))
+    return Turn("done")
+
+
+@contextlib.contextmanager
+def batch(
+    endpoint: ScriptedEndpoint, state_dir: Path, tasks: Path, *arguments: str, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(state_dir),
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": SECRET,
+        "SANDHOG_MODEL": "scripted",
+        "SANDHOG_STATE_DIR": str(state_dir),
+        "SANDHOG_PROOFS_DIR": os.environ["SANDHOG_PROOFS_DIR"],
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        **variables,
+    }
+    process = subprocess.Popen(
+        [*SANDHOG, "batch", str(tasks), "--json", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    path = out / "results.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def written(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
+    state_dir: Path, tmp_path: Path, project: Path, mirror: tuple[str, str]
+) -> None:
+    url, commit = mirror
+    (tmp_path / "secret-of-the-check.txt").write_text("expected\n")
+    with tarfile.open(tmp_path / "work.tar.gz", "w:gz") as tar:
+        tar.add(project / "b.txt", "inner/b.txt")
+    judged = "cat unseen.txt && grep -q written a.txt && echo '{\"reward\": 0.25}'"
+    unseen = {"unseen.txt": "secret-of-the-check.txt"}
+    tasks = written(
+        tmp_path / "tasks.jsonl",
+        {"id": "passes", "prompt": "go", "workspace": "project", "check": judged, "check_files": unseen},
+        {"id": "odd/../id", "prompt": "go", "samples": 2, "check": {"command": "cat a.txt; exit 3", "fresh": True}},
+        {"id": "loops", "prompt": "loop", "limits": {"steps": 2}, "meta": {"mine": [1]}},
+        {"id": "packed", "prompt": "go", "workspace": "work.tar.gz", "check": "cat inner/b.txt"},
+        {"id": "imaged", "prompt": "go", "workspace": "image:/etc/apt", "check": "test -d apt.conf.d"},
+        {"id": "no-box", "prompt": "go", "image": "localhost:1/none:1"},
+        {
+            "instance_id": "org__repo-1",
+            "repo": "org/repo",
+            "base_commit": commit,
+            "problem_statement": "It says first.",
+            "patch": "the true solution",
+            "check": "git log --oneline | wc -l; cat a.txt",
+        },
+    )
+    out = tmp_path / "out"
+    arguments = ["--out", str(out), "-j", "4", "--tries", "1", "--repo-base", url]
+    with ScriptedEndpoint(model) as endpoint:
+        with batch(endpoint, state_dir, tasks, *arguments, SANDHOG_GIT_HOSTS='["127.0.0.1"]') as process:
+            said, err = process.communicate(timeout=END_S)
+        assert process.returncode == 1, err
+        asked = json.dumps(list(endpoint.requests))
+        with batch(endpoint, state_dir, tasks, *arguments) as again:
+            repeated, _ = again.communicate(timeout=END_S)
+        assert again.returncode == 1
+        assert len(json.dumps(list(endpoint.requests))) == len(asked), "nothing is run again"
+    found = {(line["id"], line["sample"]): line for line in lines(out)}
+    assert len(found) == 8, err
+    for name in ("passes", "packed", "imaged", "org__repo-1"):
+        line = found[name, 1]
+        assert (line["status"], line["error"], line["check"]["passed"]) == ("completed", None, True), line
+        assert "+written" in (out / line["patch"]).read_text()
+        assert '"session_ended"' in (out / line["transcript"]).read_text()
+    assert found["passes", 1]["check"]["reward"] == 0.25
+    assert found["passes", 1]["check"]["output"].startswith("expected\n")
+    assert (out / "passes" / "patch.diff").exists()
+    assert found["packed", 1]["check"]["output"] == "gamma\n"
+    assert found["org__repo-1", 1]["check"]["output"] == "1\nfirst\nwritten\n"
+    for sample in (1, 2):
+        line = found["odd/../id", sample]
+        assert (line["check"]["exit_code"], line["check"]["output"]) == (3, "written\n"), "each on a copy of its own"
+    assert (found["loops", 1]["status"], found["loops", 1]["meta"]) == ("stopped", {"mine": [1]})
+    assert found["no-box", 1]["error"]["kind"] == "infrastructure"
+    for unseen_text in ("unseen", "secret-of-the-check", "expected", "grep -q", "true solution", "reward"):
+        assert unseen_text not in asked, "the model sees nothing of a check"
+    [prediction] = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert prediction["instance_id"] == "org__repo-1"
+    assert "+written" in prediction["model_patch"]
+    summary = json.loads(said)
+    assert (summary["runs"], summary["completed"], summary["infrastructure_errors"]) == (8, 6, 1)
+    assert summary["pass_at"]["1"] == pytest.approx(4 / 5)
+    assert json.loads(repeated) == summary
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["model"] == "scripted"
+    assert SECRET not in (out / "manifest.json").read_text() + (out / "results.jsonl").read_text() + err
+    assert leftovers(state_dir) == []
+
+
+def test_an_interrupted_batch_ends_in_order_and_goes_on_where_it_was(
+    state_dir: Path, tmp_path: Path, until: Until
+) -> None:
+    rows = [{"id": "quick", "prompt": "go"}, *({"id": f"t{number}", "prompt": "slow"} for number in range(3))]
+    tasks, out = written(tmp_path / "tasks.jsonl", *rows), tmp_path / "out"
+    with ScriptedEndpoint(model) as endpoint:
+        with batch(endpoint, state_dir, tasks, "--out", str(out), "-j", "2") as process:
+            until(lambda: len(lines(out)) == 1 and len(endpoint.requests) >= 4, "two tasks run", END_S)
+            assert process.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            process.send_signal(signal.SIGINT)
+            said, err = process.communicate(timeout=END_S)
+        assert process.returncode == 130, err
+        assert json.loads(said)["runs"] == 1
+        assert [line["id"] for line in lines(out)] == ["quick"]
+        assert leftovers(state_dir) == []
+        first = lines(out)[0]
+        rows[1:] = [{**row, "prompt": "go"} for row in rows[1:]]
+        written(tasks, *rows)
+        with batch(endpoint, state_dir, tasks, "--out", str(out), "-j", "3") as process:
+            _, err = process.communicate(timeout=END_S)
+        assert process.returncode == 0, err
+    assert lines(out)[0] == first
+    assert sorted(line["id"] for line in lines(out)) == ["quick", "t0", "t1", "t2"]
+    assert "4/4" in err
+    assert leftovers(state_dir) == []
+
+
+def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path) -> None:
+    tasks = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x", "worksapce": "."}, {"id": "b"})
+    with ScriptedEndpoint(model) as endpoint:
+        with batch(endpoint, state_dir, tasks, "--out", str(tmp_path / "out")) as process:
+            out, err = process.communicate(timeout=END_S)
+        assert process.returncode == 2
+        assert out == ""
+        assert "line 1: worksapce" in err
+        assert "line 2: prompt: it is missing" in err
+        assert not endpoint.requests
+    assert not (tmp_path / "out").exists()
