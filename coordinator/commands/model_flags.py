@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 
 from coordinator.endpoint.model import ModelSettings
-from coordinator.endpoint.parameters import ModelParameters
+from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.errors import ConfigError
 from coordinator.settings import Settings
 
@@ -74,8 +74,9 @@ def model_parameters(
         "extra_body": None if extra_body is None else _object(extra_body),
         "headers": _headers(header or ()) or None,
     }
+    given = {name: value for name, value in given.items() if value is not None}
     try:
-        return ModelParameters(**{name: value for name, value in given.items() if value is not None})
+        return ModelParameters(**given) if given else DEFAULT_PARAMETERS
     except ValidationError as exc:
         fault = exc.errors(include_input=False, include_url=False, include_context=False)[0]
         flag = "header" if fault["loc"][0] == "headers" else str(fault["loc"][0]).replace("_", "-")

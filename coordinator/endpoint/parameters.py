@@ -36,7 +36,7 @@ _KEPT_HEADERS = frozenset(
 class ModelParameters(BaseModel):
     """What is the same for all requests of one session; None leaves it to the endpoint."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     system: Annotated[str, StringConstraints(max_length=100_000)] = ""
     """Text behind the system prompt."""
@@ -102,5 +102,6 @@ class ModelParameters(BaseModel):
                 raise ConfigError(f"tool_choice {choice}: it is auto, none, required or one of {', '.join(names)}.")
 
 
-DEFAULT_PARAMETERS = ModelParameters()
+# Without its validator, which takes its time to be built: most sessions give no parameters.
+DEFAULT_PARAMETERS = ModelParameters.model_construct()
 """All left to the endpoint."""

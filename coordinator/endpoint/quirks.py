@@ -4,12 +4,13 @@ The first row that fits an endpoint's host, else the first that fits the model's
 (`SANDHOG_ENDPOINT_QUIRKS`, a JSON object) changes single fields for an endpoint that no row knows.
 """
 
+import json
 import re
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from coordinator.errors import ConfigError
 
@@ -18,10 +19,12 @@ Echoable = Literal["reasoning_content", "reasoning_details", "reasoning", "extra
 ECHOABLE: frozenset[str] = frozenset(get_args(Echoable))
 
 
-class Quirks(BaseModel):
+@dataclass(frozen=True)
+class Quirks:
     """What one endpoint wants otherwise than most do."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # For the setting; a model of pydantic's would take its time at each start.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What the bound on a reply's tokens is called."""
@@ -132,13 +135,13 @@ def quirks_of(base_url: str | None, model: str, changes: str = "") -> Quirks:
     if not changes.strip():
         return found
     try:
-        changed = Quirks.model_validate_json(changes)
+        changed = TypeAdapter(Quirks).validate_json(changes)
     except ValidationError as exc:
         fault = exc.errors()[0]
         where = ".".join(str(part) for part in fault["loc"]) or "not a JSON object"
-        known = ", ".join(Quirks.model_fields)
+        known = ", ".join(each.name for each in fields(Quirks))
         raise ConfigError(f"SANDHOG_ENDPOINT_QUIRKS: {where}: {fault['msg']}. Its fields: {known}.") from exc
-    return found.model_copy(update={name: getattr(changed, name) for name in changed.model_fields_set})
+    return replace(found, **{name: getattr(changed, name) for name in json.loads(changes)})
 
 
 def _is_host(host: str, hosts: tuple[str, ...]) -> bool:
