@@ -13,12 +13,15 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.store import Store
 from coordinator.ending import end
+from worker.contract import keys
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 GONE_S = 45.0
 """How long a node that was lost may take to come back before nothing more is asked of it."""
+QUIET_S = keys.LEASE_MS / 1000 + 10.0
+"""After an outage or in a new life of Redis: how long nobody's missing lease counts. Each writes his own back first."""
 LEFT_S = 10.0
 """The same for one that ended in order: it may be restarted, but nothing of it is left to come back."""
 
@@ -50,6 +53,9 @@ class Watch:
         self._run_id: str | None = None
         self._answered_at: float | None = None
         self._began_at = clock()
+        self._quiet_until = float("-inf")
+        self._was_away = False
+        """The last look had no answer."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Watch":
@@ -89,11 +95,16 @@ class Watch:
         Raises:
             RedisError: Redis does not answer; what was known stays.
         """
+        was_away, self._was_away = self._was_away, True
         run_id = await self._store.run_id()
         views = {name: await self._store.node(name) for name in list(self._health)}
+        self._was_away = False
         now = self._clock()
-        # Time without an answer, and the first moments of a new life of Redis, count for nobody's death.
-        elapsed = now - self._answered_at if self._answered_at is not None and run_id == self._run_id else 0.0
+        if self._run_id is not None and (run_id != self._run_id or was_away):
+            self._quiet_until = now + QUIET_S
+        # Time without an answer, and the first moments behind it, count for nobody's death.
+        is_counted = self._answered_at is not None and now >= self._quiet_until
+        elapsed = now - self._answered_at if self._answered_at is not None and is_counted else 0.0
         for name, view in views.items():
             if view is not None and view.is_leased:
                 self._health[name] = NodeHealth(view.life.incarnation, 0.0)

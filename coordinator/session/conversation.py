@@ -77,6 +77,7 @@ class Conversation:
                 return Ending("cancelled", "cancelled")
             learn(self.loop.steps.approvals.lasting, rebuilt, self.loop.registry, place)
             if rebuilt.open_step is not None and self.answers is not None:
+                self.loop.spend.calls += len(rebuilt.open_step.missing)
                 self.loop.history.add_answers(await self.answers.find(rebuilt.open_step, place, cancelled))
         ended = rebuilt.ended
         is_done = self.loop.history.is_answered and (ended is None or ended.status == "completed")
