@@ -95,7 +95,13 @@ class DockerEngine:
         except UnsupportedEngine:
             self._client.close()
             raise
-        self._proofs = Proofs(settings.proofs_dir, self.machine, settings.guest_folder, self._start_canary)
+        self._proofs = Proofs(
+            settings.proofs_dir,
+            self.machine,
+            settings.guest_folder,
+            settings.records_dir.parent,
+            self._start_canary,
+        )
         self._boxes: dict[str, Box] = {}
         self._starting: set[str] = set()
         self._starts = threading.Semaphore(settings.concurrent_starts)

@@ -54,10 +54,17 @@ class Proofs:
     """Remembers what was proven, in a directory that outlives the process. Thread-safe."""
 
     def __init__(
-        self, directory: Path | None, machine: Machine, guest_folder: Path, start: Callable[[BoxSpec], Box]
+        self,
+        directory: Path | None,
+        machine: Machine,
+        guest_folder: Path,
+        scratch: Path,
+        start: Callable[[BoxSpec], Box],
     ) -> None:
-        """`directory`: None remembers for this process only. `start`: a box whose numbers were checked."""
+        """`directory`: None remembers for this process only. `scratch`: where the canaries' workspaces lie, under the
+        same path for the engine. `start`: a box whose numbers were checked."""
         self._directory = directory
+        self._scratch = scratch
         self._machine = machine
         self._guest_folder = guest_folder
         self._start = start
@@ -129,8 +136,9 @@ class Proofs:
 
     def _try(self, spec: BoxSpec) -> Found:
         # Closed to others: a set-uid program lies in it for as long as the try takes.
-        _drop_stale()
-        base = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        _drop_stale(self._scratch)
+        base = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._scratch))
         try:
             workspace, spill = base / "workspace", base / "spill"
             for directory in (workspace, spill):
@@ -183,9 +191,9 @@ class Proofs:
             return
 
 
-def _drop_stale() -> None:
+def _drop_stale(scratch: Path) -> None:
     """Remove what a process that was killed left behind."""
-    for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for left in scratch.glob(f"{PREFIX}*"):
         try:
             status = left.lstat()
             if status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S:

@@ -168,7 +168,7 @@ def test_a_proof_that_failed_is_tried_again_and_not_kept(tmp_path: Path) -> None
         tries.append(spec)
         return refuse_to_start(spec)
 
-    proofs = Proofs(tmp_path / "proofs", MACHINE, tmp_path, start)
+    proofs = Proofs(tmp_path / "proofs", MACHINE, tmp_path, tmp_path, start)
     spec = replace(SPEC, uid=0, gid=0)
     for _ in range(2):
         with pytest.raises(ControlNotEnforced):
