@@ -9,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
@@ -19,8 +18,7 @@ from sandbox.engine_api import Engine
 from sandbox.errors import BoxLost, LossReason, SandboxError
 from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
-from worker import checking, workspace
-from worker.background import keep_background_output
+from worker import checking, results, workspace
 from worker.contract.checks import Check, CheckOutcome
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.disk import DiskWatch
@@ -29,12 +27,13 @@ from worker.files_in import put_files
 from worker.own_disk import OwnDisks
 from worker.places import Places
 from worker.progress import Progress
+from worker.seats import IDLE_NOTE, KEPT_AND_LOST, OUTPUT_NOTE, Seat, end
 from worker.setup import Setup
 from worker.sources.held import Sources
 from worker.specs import Specs
 from worker.spill import Spills
 from worker.warm import WarmBoxes
-from worker.workspace import Workspace
+from worker.workspace import NOWHERE, Workspace
 
 log = logging.getLogger(__name__)
 
@@ -42,45 +41,7 @@ KEPT_FINISHED = 10_000
 """Ended sessions that a node remembers."""
 RENEW_S = 60.0
 """How often the record of a box that is used gets a later expiry."""
-
-KEPT_AND_LOST = (
-    "Kept: all files below /workspace, and the spilled output in /spill. Lost: running processes and background "
-    "commands, installed packages and every other change outside of /workspace, /tmp, and the working directory, which "
-    "is /workspace again."
-)
-"""The short form of the table in docs/boxes.md."""
 IDLE_S = 900.0
-IDLE_NOTE = (
-    "Your sandbox was ended after {minutes} minutes without a call, so that others could have its place; this is a "
-    "fresh one. "
-)
-OUTPUT_NOTE = "What background commands had printed until then is in /spill, in files named background-*."
-NOWHERE = Workspace(Path("/"), 0, 0, Path("/"), WorkspaceMode.COPY)
-"""For what a box of a kind is made of, whichever workspace it gets."""
-
-
-@dataclass
-class _Seat:
-    """What this node knows of one session; guarded by its lock."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    box: Box | None = None
-    workspace: Workspace | None = None
-    session_dir: Path | None = None
-    note: str = ""
-    """Told with its next answer to each conversation that had the box which was lost last."""
-    losses: int = 0
-    """How many boxes were lost; this and `heard` are guarded by the lock of its Boxes."""
-    heard: dict[str, int] = field(default_factory=dict)
-    """Of how many losses each conversation was told: the session's own, and those of its sub-agents."""
-    generation: int = 0
-    """Of the session, as the box's record has it."""
-    renewed_at: float = 0.0
-    used_at: float = 0.0
-    idle_s: int | None = None
-    """After how long without a call its box is ended, if its profile says so."""
-    is_placeless: bool = False
-    """Its box was ended for idleness and its place given back."""
 
 
 class Boxes:
@@ -107,7 +68,7 @@ class Boxes:
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
 
-        Without `setup` no session gets an image of its own, without `sources` no workspace that must be fetched.
+        Without `setup` no session gets an image of its own, without `sources` none that must be fetched.
         """
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
@@ -122,7 +83,7 @@ class Boxes:
         self._warm = (
             WarmBoxes(engine, pool, nursery, self.used, disks) if pool is not None and nursery is not None else None
         )
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, Seat] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
         """Generation in which each session was ended here."""
         self._checked_boxes: dict[str, Box] = {}
@@ -137,7 +98,7 @@ class Boxes:
             if record.session:
                 seat = self._seat(record.session)
                 seat.session_dir = Path(record.spill_dir).parent
-                self._sit(seat, box, record.generation)
+                seat.sit(box, record.generation)
                 adopted.append(record.session)
             elif self._warm is not None:
                 self._warm.take_back(record, box)
@@ -169,7 +130,7 @@ class Boxes:
                 self._drop(seat, "the box ended")
             if seat.box is None:
                 self._take_place(seat, order.session)
-                self._sit(seat, self._start(seat, order), order.generation)
+                seat.sit(self._start(seat, order), order.generation)
             assert seat.box is not None
             seat.session_dir = Path(order.session_dir)
             seat.idle_s = self._specs.profile_of(order).idle_s
@@ -219,8 +180,8 @@ class Boxes:
                 idle_s = seat.idle_s or self._idle_s
                 if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < idle_s:
                     continue
-                kept = f" {OUTPUT_NOTE}" if self._keep_output(seat) else ""
-                _end(seat)
+                kept = f" {OUTPUT_NOTE}" if seat.keep_output(self._spills) else ""
+                end(seat)
                 self._tell(seat, IDLE_NOTE.format(minutes=f"{idle_s / 60:g}") + KEPT_AND_LOST + kept)
                 if self._places is not None:
                     self._places.give_back(session)
@@ -276,24 +237,24 @@ class Boxes:
                 while len(self._finished) > KEPT_FINISHED:
                     self._finished.popitem(last=False)
             seat.session_dir = Path(order.box.session_dir)
-            self._keep_output(seat)
+            seat.keep_output(self._spills)
             if order.check is not None:
                 checked = self._checked(seat, order.box, order.check)
-            _end(seat)
+            end(seat)
             with self._guard:
                 self._seats.pop(order.box.session, None)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:
                 # A checked copy holds what the model must not see.
                 keep = order.keep_workspace and order.check is None
-                outcome = workspace.finish_copy(order.box, apply=order.apply, keep=keep, disks=self._disks)
+                outcome = results.finish_copy(order.box, apply=order.apply, keep=keep, disks=self._disks)
             else:
-                outcome = workspace.finish_bind(order.box)
+                outcome = results.finish_bind(order.box)
         except (WorkspaceRefused, OSError) as exc:
             outcome = FinishOutcome(session=order.box.session, error=str(exc))
         return outcome.model_copy(update={"check": checked})
 
-    def _checked(self, seat: _Seat, order: BoxOrder, check: Check) -> CheckOutcome:
+    def _checked(self, seat: Seat, order: BoxOrder, check: Check) -> CheckOutcome:
         """Return what the check says of the session's workspace, run now if it was not yet. The seat's lock is held."""
         session_dir = Path(order.session_dir)
         known = checking.known_outcome(session_dir)
@@ -303,7 +264,7 @@ class Boxes:
             if seat.box is not None:
                 checking.end_commands(seat.box)
             if order.workspace_mode is WorkspaceMode.COPY:
-                workspace.collect_copy(order, self._disks)
+                results.collect_copy(order, self._disks)
             outcome = checking.run_check(check, order, *self._check_seat(seat, order, check))
             checking.remember(session_dir, outcome)
         except (BoxUnavailable, WorkspaceRefused, ResultFailed, OSError) as exc:
@@ -313,16 +274,16 @@ class Boxes:
                 self._checked_boxes.pop(order.session, None)
         return outcome
 
-    def _check_seat(self, seat: _Seat, order: BoxOrder, check: Check) -> tuple[Box, Workspace]:
+    def _check_seat(self, seat: Seat, order: BoxOrder, check: Check) -> tuple[Box, Workspace]:
         """Return the box that the check runs in, and its workspace."""
         if check.is_fresh:
-            _end(seat)
+            end(seat)
             extras = order.extras.model_copy(update={"allow_hosts": check.hosts})
             order = order.model_copy(update={"extras": extras})
         if seat.box is None or not seat.box.is_alive():
-            _end(seat)
+            end(seat)
             self._take_place(seat, order.session)
-            self._sit(seat, self._start(seat, order), order.generation)
+            seat.sit(self._start(seat, order), order.generation)
         assert seat.box is not None
         with self._guard:
             if self._is_closed:
@@ -348,37 +309,27 @@ class Boxes:
         for seat in seats:
             # A start that is under way is waited for, so that its box is not left behind.
             with seat.lock:
-                _end(seat)
+                end(seat)
         if self._disks is not None:
             self._disks.close()
         self._engine.close()
 
-    def _seat(self, session: str) -> _Seat:
+    def _seat(self, session: str) -> Seat:
         with self._guard:
-            return self._seats.setdefault(session, _Seat())
+            return self._seats.setdefault(session, Seat())
 
-    def _keep_output(self, seat: _Seat) -> int:
-        """Keep what background commands printed, and return of how many. The seat's lock is held."""
-        if seat.box is None or seat.session_dir is None:
-            return 0
-        return keep_background_output(seat.box, seat.session_dir, self._spills)
-
-    def _drop(self, seat: _Seat, why: str) -> None:
+    def _drop(self, seat: Seat, why: str) -> None:
         assert seat.box is not None
         seat.box.close()
         seat.box = None
         self._tell(seat, f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}")
 
-    def _tell(self, seat: _Seat, note: str) -> None:
+    def _tell(self, seat: Seat, note: str) -> None:
         """Have the note told to every conversation that had the box."""
         with self._guard:
             seat.note, seat.losses = note, seat.losses + 1
 
-    def _sit(self, seat: _Seat, box: Box, generation: int) -> None:
-        seat.box, seat.generation = box, generation
-        seat.renewed_at = seat.used_at = time.monotonic()
-
-    def _take_place(self, seat: _Seat, session: str) -> None:
+    def _take_place(self, seat: Seat, session: str) -> None:
         if not seat.is_placeless or self._places is None:
             return
         try:
@@ -389,7 +340,7 @@ class Boxes:
             raise BoxUnavailable("every place of this node is taken by other sessions now; try again later")
         seat.is_placeless = False
 
-    def _go_on(self, seat: _Seat, box: Box, order: BoxOrder) -> None:
+    def _go_on(self, seat: Seat, box: Box, order: BoxOrder) -> None:
         """Note in the box's record that it is used, and let it go on if it stood still."""
         seat.used_at = time.monotonic()
         try:
@@ -404,7 +355,7 @@ class Boxes:
             # The call that comes now tells what is wrong with the box, if anything is.
             log.warning("a box was not renewed", extra={"session_id": order.session, "error": str(exc)})
 
-    def _start(self, seat: _Seat, order: BoxOrder) -> Box:
+    def _start(self, seat: Seat, order: BoxOrder) -> Box:
         try:
             order = self._specs.resolved(order)
             with self._sources.held(order) if self._sources is not None else nullcontext(order) as held:
@@ -415,7 +366,7 @@ class Boxes:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
 
-    def _start_on(self, seat: _Seat, order: BoxOrder) -> Box:
+    def _start_on(self, seat: Seat, order: BoxOrder) -> Box:
         """Start the box of an order whose directory is there."""
         if self._setup is not None:
             order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
@@ -438,7 +389,7 @@ class Boxes:
         most_bytes = self._specs.profile_of(order).limits().workspace_bytes
         return workspace.prepare(order, disks=self._disks, size_bytes=most_bytes)
 
-    def _fill(self, seat: _Seat, order: BoxOrder, box: Box, place: Workspace) -> Box:
+    def _fill(self, seat: Seat, order: BoxOrder, box: Box, place: Workspace) -> Box:
         """Make a warm box that was handed over the seat's own."""
         seat.workspace = place
         try:
@@ -447,15 +398,3 @@ class Boxes:
             box.close()
             raise
         return box
-
-
-def _end(seat: _Seat) -> None:
-    """End the seat's box, if it has one. The seat's lock is held."""
-    box, seat.box = seat.box, None
-    if box is None:
-        return
-    try:
-        box.close()
-    except (SandboxError, OSError) as exc:
-        # Its dead-man timer ends it; what is left to do for the session must be done all the same.
-        log.error("a box could not be ended", extra={"box_id": box.box_id, "error": str(exc)})

@@ -57,7 +57,8 @@ class OwnDisks:
 
     def make(self, folder: Path, size_bytes: int) -> bool:
         """Give the folder an empty disk; False where none can be had, which leaves nothing behind."""
-        if not self._makes or size_bytes < LEAST_BYTES or os.geteuid() != 0:
+        is_able = os.geteuid() == 0 and loop_device.CONTROL.exists()
+        if not self._makes or not is_able or size_bytes < LEAST_BYTES:
             return False
         try:
             if loop_device.file_system_of(folder) not in LOCAL:

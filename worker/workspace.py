@@ -21,23 +21,17 @@ from pathlib import Path
 
 from sandbox.pool import Newborn
 from sandbox.profiles import shown_bytes
-from worker.apply import apply_result, load_result, save_result
 from worker.beneath import OPEN_DIRECTORY, remove_tree, write_durably
-from worker.changes import Changes, changes_between, shown
-from worker.contract.orders import BoxOrder, FinishOutcome, WorkspaceMode
+from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.copying import MAX_DEPTH, Copier, TooDeep
-from worker.errors import ResultFailed, WorkspaceRefused
+from worker.errors import WorkspaceRefused
 from worker.own_disk import IMAGE, OwnDisks, copy_dir
 from worker.own_disk import size_bytes as disk_size_bytes
-from worker.patch import pieces
-from worker.setids import strip_set_ids
 
 FIRST_AGENT_UID = 600_000
 AGENT_UIDS = 1_400_000
 """Ends below 2,097,151, the largest id that a tar archive of the plain format can hold."""
 LOCK_TIMEOUT_S = 600.0
-COLLECTED = "collected"
-"""In the session's directory: its patch is made, whatever happens in the copy from now on."""
 
 _LOCK_POLL_S = 0.05
 
@@ -58,6 +52,10 @@ class Workspace:
     """Sockets, FIFOs and devices that the copy made by this call left out."""
     size_bytes: int | None = None
     """Of the file system that the directory has for itself; None where it has none."""
+
+
+NOWHERE = Workspace(Path("/"), 0, 0, Path("/"), WorkspaceMode.COPY)
+"""For what a box of a kind is made of, whichever workspace it gets."""
 
 
 def agent_uid(name: str) -> int:
@@ -112,7 +110,7 @@ def prepare(
 
 
 def _bind(order: BoxOrder, session_dir: Path) -> Workspace:
-    source = _source(order, session_dir)
+    source = source_of(order, session_dir)
     owner = source.stat()
     worker_uid = os.geteuid()
     if worker_uid not in (0, owner.st_uid) or (order.as_root and worker_uid != 0):
@@ -126,7 +124,7 @@ def _bind(order: BoxOrder, session_dir: Path) -> Workspace:
             f"{source} is owned by root, and commands in the box would run as root on it. Work on a private copy "
             "(--copy, with --apply to have the result put back), or bind it all the same with --as-root."
         )
-    spill_dir = _make_session_dir(session_dir)
+    spill_dir = make_session_dir(session_dir)
     started = session_dir / "bound"
     if not started.exists():
         write_durably(started, [])
@@ -138,14 +136,14 @@ def _copy(
     order: BoxOrder, session_dir: Path, newborn: Newborn | None, disks: OwnDisks | None, size_bytes: int | None
 ) -> Workspace:
     if not (session_dir / IMAGE).exists() and not copy_dir(session_dir).exists():
-        _source(order, session_dir)
-    spill_dir = _make_session_dir(session_dir)
-    with _locked(session_dir):
-        work = _opened(session_dir, disks)
+        source_of(order, session_dir)
+    spill_dir = make_session_dir(session_dir)
+    with locked(session_dir):
+        work = opened(session_dir, disks)
         uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order)
         copier = Copier(uid, gid) if os.geteuid() == 0 else Copier()
         if not work.exists():
-            _make_copy(_source(order, session_dir), session_dir, copier, newborn, disks, size_bytes)
+            _make_copy(source_of(order, session_dir), session_dir, copier, newborn, disks, size_bytes)
         elif newborn is not None:
             raise WorkspaceRefused(f"{work} is there already; a warm box must not be given to an old session.")
     return Workspace(
@@ -216,7 +214,7 @@ def _make_copy(
         raise
 
 
-def _opened(session_dir: Path, disks: OwnDisks | None) -> Path:
+def opened(session_dir: Path, disks: OwnDisks | None) -> Path:
     """Return where the session's copy lies, mounted if it has a disk of its own. The session's directory is locked."""
     if disks is not None:
         disks.open(session_dir)
@@ -241,7 +239,7 @@ def _take(newborn: Newborn, session_dir: Path, disks: OwnDisks | None) -> Path:
     return work
 
 
-def _source(order: BoxOrder, session_dir: Path) -> Path:
+def source_of(order: BoxOrder, session_dir: Path) -> Path:
     """Return the order's directory without links in its path, if it can be a workspace at all."""
     given = Path(order.workspace)
     if not given.is_absolute() or not session_dir.is_absolute():
@@ -281,7 +279,7 @@ def _refusal(order: BoxOrder, error: OSError, size_bytes: int | None) -> str:
             return f"The workspace {order.workspace} cannot be had: {error}."
 
 
-def _make_session_dir(session_dir: Path) -> Path:
+def make_session_dir(session_dir: Path) -> Path:
     """Make the session's directory, closed to other users, and the spill directory in it; return the latter."""
     for parent in reversed(session_dir.parents):
         if not parent.exists():
@@ -296,7 +294,7 @@ def _make_session_dir(session_dir: Path) -> Path:
 
 
 @contextmanager
-def _locked(session_dir: Path) -> Iterator[None]:
+def locked(session_dir: Path) -> Iterator[None]:
     """Hold the session's directory against other workers that copy or finish it.
 
     Raises:
@@ -316,104 +314,3 @@ def _locked(session_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def release(order: BoxOrder, keep: bool, disks: OwnDisks | None = None) -> None:
-    """Remove a private copy and its base, unless they are kept. Idempotent; a bound directory is never touched.
-
-    A disk of its own that is kept is not mounted afterwards; the session mounts it again when it goes on.
-
-    Raises:
-        OSError: something cannot be removed.
-    """
-    session_dir = Path(order.session_dir)
-    if order.workspace_mode is not WorkspaceMode.COPY or not session_dir.exists():
-        return
-    if keep:
-        if disks is not None:
-            disks.let_go(session_dir)
-        return
-    # The copy first: without its base, all of it would look added.
-    if disks is not None:
-        disks.remove(session_dir)
-    for name in ("work", "base", "work.part", "base.part"):
-        remove_tree(session_dir / name)
-
-
-def collect_copy(order: BoxOrder, disks: OwnDisks | None = None) -> None:
-    """Make a private copy's patch and result before something that is not the session's work changes it. Idempotent.
-
-    Raises:
-        OSError, ResultFailed, WorkspaceRefused: they cannot be made.
-    """
-    session_dir = Path(order.session_dir)
-    with _locked(session_dir):
-        if not (session_dir / COLLECTED).exists():
-            _collect(session_dir, session_dir / "patch.diff", disks)
-            write_durably(session_dir / COLLECTED, [])
-
-
-def finish_copy(order: BoxOrder, apply: bool, keep: bool = False, disks: OwnDisks | None = None) -> FinishOutcome:
-    """Write a private copy's patch and result, apply it if asked, and release the copy. Idempotent.
-
-    A failure is told in the outcome: then the copy, or at least the kept result, is still there.
-    """
-    session_dir = Path(order.session_dir)
-    patch_path = session_dir / "patch.diff"
-    try:
-        _make_session_dir(session_dir)
-        with _locked(session_dir):
-            changes = _collect(session_dir, patch_path, disks)
-    except (OSError, ResultFailed, WorkspaceRefused) as error:
-        return FinishOutcome(session=order.session, error=f"The session's changes cannot be collected: {error}")
-    notes = [f"Not in the patch: {note}" for note in changes.left_out]
-    conflicts: tuple[str, ...] = ()
-    failure: str | None = None
-    try:
-        if apply:
-            conflicts = apply_result(session_dir, Path(order.workspace)).conflicts
-    except ResultFailed as error:
-        failure = str(error)
-    try:
-        release(order, keep, disks)
-    except OSError as error:
-        notes.append(f"The private copy in {session_dir} could not be removed: {error}")
-    return FinishOutcome(
-        session=order.session,
-        patch_path=str(patch_path),
-        changed=[shown(change.path) for change in changes.items],
-        applied=apply and not conflicts and failure is None,
-        conflicts=[shown(path) for path in conflicts],
-        notes=notes,
-        error=failure,
-    )
-
-
-def _collect(session_dir: Path, patch_path: Path, disks: OwnDisks | None) -> Changes:
-    """Return the copy's changes, now on disk as patch and result; the kept ones where the copy is gone already."""
-    work, base = _opened(session_dir, disks), session_dir / "base"
-    if work.exists() and not (session_dir / COLLECTED).exists():
-        changes = changes_between(base, work)
-        write_durably(patch_path, pieces(changes, base, work))
-        save_result(session_dir, changes, work)
-        return changes
-    kept = load_result(session_dir)
-    if kept is None:
-        # No box was ever started.
-        write_durably(patch_path, [])
-        return Changes(())
-    return kept
-
-
-def finish_bind(order: BoxOrder) -> FinishOutcome:
-    """Take the set-id bits back that a session may have left on its bound directory.
-
-    Raises:
-        WorkspaceRefused: the directory is gone.
-        OSError: the directory cannot be read.
-    """
-    started = Path(order.session_dir) / "bound"
-    if not started.exists():
-        return FinishOutcome(session=order.session)
-    stripped = strip_set_ids(_source(order, Path(order.session_dir)), started.stat().st_mtime_ns)
-    return FinishOutcome(session=order.session, notes=[f"Set-id bit removed: {path}" for path in stripped])

@@ -21,11 +21,12 @@ from sandbox.making import MADE_BY_LABEL, MADE_LABEL
 from sandbox.requests import CallMark, RunRequest
 from tests.conftest import Until
 from tests.sandbox.gvisor import RUNTIME, missing_gvisor
-from worker.boxes import NOWHERE, Boxes
+from worker.boxes import Boxes
 from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.errors import BoxUnavailable
 from worker.setup import Setup
+from worker.workspace import NOWHERE
 
 pytestmark = pytest.mark.docker
 

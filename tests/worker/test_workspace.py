@@ -12,8 +12,9 @@ import pytest
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.errors import WorkspaceRefused
+from worker.results import finish_bind, finish_copy, release
 from worker.setids import strip_set_ids
-from worker.workspace import agent_uid, finish_bind, finish_copy, prepare, release
+from worker.workspace import agent_uid, prepare
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
