@@ -28,7 +28,11 @@ from tests.conftest import without_server
 PACKAGES = ("llmock==0.2.2", "httpx==0.28.1", "httpcore==1.0.9", "PyYAML==6.0.4")
 """What it needs beyond our own packages."""
 SERVE = "import sys; from llmock.cli import app; sys.argv = ['llmock', *sys.argv[1:]]; app()"
-START_S = 60.0
+INSTALL_S, START_S = 100.0, 60.0
+
+pytestmark = pytest.mark.timeout(240)
+"""The first test waits for both."""
+
 TOOLS = [
     {
         "type": "function",
@@ -47,7 +51,9 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A running LLMock's; its window is 2,000 tokens."""
     site = tmp_path_factory.mktemp("llmock")
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(site), *PACKAGES]
-    if subprocess.run(install, check=False, capture_output=True, timeout=100).returncode:
+    try:
+        subprocess.run(install, check=True, capture_output=True, timeout=INSTALL_S)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
         without_server("LLMock cannot be installed: the package index does not answer")
     arguments = ["serve", "--port", "0", "--log-level", "info", "--context-window", "2000"]
     log = site / "log"

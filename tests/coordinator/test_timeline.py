@@ -20,6 +20,7 @@ from coordinator.session.events import (
     BoxReplaced,
     CallFinished,
     CallStarted,
+    CallsWritten,
     ChildEnded,
     ChildEvent,
     ChildStarted,
@@ -27,6 +28,7 @@ from coordinator.session.events import (
     Event,
     ModelReplied,
     Notice,
+    RequestFailed,
     SessionEnded,
     SessionStarted,
     StepStarted,
@@ -193,6 +195,19 @@ def test_approvals_notices_and_replaced_boxes_are_said() -> None:
     ]
 
 
+def test_failed_requests_and_calls_that_came_as_text_are_said() -> None:
+    assert plain(
+        RequestFailed(step=1, text="It answered 500: dead.", status=500, next_try_s=1.5),
+        RequestFailed(step=1, text="It answered 403: no.", status=403),
+        CallsWritten(step=1, names=("Bash", "Read"), form="tags"),
+        CallsWritten(step=1, names=(), form="announced", is_last=True),
+    ) == [
+        "It answered 500: dead. Trying again in 1.5 s.",
+        "  ! a call of Bash, Read came as text (tags); nothing was run, and the model is told so",
+        "  ! a call of a tool came as text (announced); nothing was run, and the session ends",
+    ]
+
+
 def test_the_list_of_things_to_do_is_shown_as_it_stands() -> None:
     todos = [("read", "completed"), ("mend", "in_progress"), ("test", "pending")]
     written = {"step": 1, "index": 0, "todos": [{"content": what, "status": status} for what, status in todos]}
@@ -227,6 +242,8 @@ def hostile_events() -> list[Event]:
         TodosWritten(step=1, index=0, todos=(TodoItem(content=HOSTILE, status="pending"),)),
         BoxReplaced(reason=HOSTILE),
         Notice(text=HOSTILE),
+        RequestFailed(step=1, text=HOSTILE, body=HOSTILE, next_try_s=1.0),
+        CallsWritten(step=1, names=(HOSTILE,), form="tags"),
         ENDED.model_copy(update={"text": HOSTILE, "stop_reason": HOSTILE, "patch_path": HOSTILE, "status": "failed"}),
     ]
 
@@ -313,7 +330,7 @@ def test_text_of_a_reply_that_broke_off_is_forgotten(terminal: Terminal) -> None
     timeline(StepStarted(step=1))
     timeline(TextDelta(step=1, text="false start"))
     terminal.wait_for(lambda text: "false start" in text)
-    timeline(Notice(level="warning", text="broke off"))
+    timeline(RequestFailed(step=1, text="broke off", next_try_s=1.0))
     terminal.wait_for(lambda text: "broke off" in text)
     before = terminal.text.index("broke off")
     timeline(TextDelta(step=1, text="again"))
