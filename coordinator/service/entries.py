@@ -52,14 +52,11 @@ class Entry:
         return self.record.session_id
 
     @property
-    def has_never_begun(self) -> bool:
-        """No process has made a transcript of it."""
-        return self.facts.state == "queued" and not segments(self.directory)
-
-    @property
-    def is_left(self) -> bool:
-        """It was asked for over the API, has not ended, and does not wait or run here."""
-        return self.record.wanted is not None and not self.is_ours and not self.facts.has_ended
+    def waits_for_nobody(self) -> bool:
+        """It was asked for over the API, and no process has begun it."""
+        if self.record.wanted is None or self.is_ours or self.facts.state != "queued":
+            return False
+        return not segments(self.directory)
 
     def __call__(self, event: Event) -> None:
         """Take in what has just been kept."""

@@ -20,8 +20,9 @@ from coordinator.session.events import TurnEnded
 from coordinator.session.limits import Limits
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.request import SessionRequest
-from coordinator.session.resume import Resumable, resume
+from coordinator.session.resume import Resumable, continuing, resume
 from coordinator.session.runner import SessionRunner
+from coordinator.session.takeover import Adopted
 
 MAX_MESSAGES = 100
 """Messages that wait for a session to have time for them."""
@@ -29,7 +30,7 @@ BY_MESSAGE = "a message"
 
 
 @dataclass(frozen=True)
-class Floor:
+class Shared:
     """What all sessions of a process run on."""
 
     cluster: Cluster
@@ -45,8 +46,8 @@ class Held:
     request: SessionRequest
     model: ModelClient
     principal: Principal
-    found: Resumable | None = None
-    """What an earlier owner left; None for a session that begins."""
+    found: Resumable | Adopted | None = None
+    """What an earlier owner left, adopted where it is ours already; None for a session that begins."""
     messages: deque[str] = field(default_factory=deque)
     """What was said to it and it has not had time for."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,40 +121,57 @@ class Held:
         if self.runner is not None:
             self.runner.abandon(Ending("failed", "the server ended", is_lost=True), finish_s=0.0)
 
-    async def run(self, floor: Floor) -> None:
+    async def run(self, shared: Shared) -> None:
         """Run the session to its end.
 
         Raises:
             SandhogError: it cannot be begun, or another process has it.
         """
-        if self.found is None:
-            self.runner = await asyncio.to_thread(self._new, floor)
-        else:
-            message = self.messages.popleft() if self.messages else ""
-            self.runner = await resume(
-                self.found,
-                self.request,
-                cluster=floor.cluster,
-                model=self.model,
-                approver=self._approver,
-                sinks=self._sinks,
-                message=message,
-                secrets=floor.hidden,
-                next_message=self._next_message,
-                by=BY_MESSAGE if message else TAKEOVER,
-                make_loop=self._make_loop,
-            )
+        match self.found:
+            case None:
+                self.runner = await asyncio.to_thread(self._new, shared)
+            case Adopted():
+                self.runner = await asyncio.to_thread(self._adopted, self.found, shared)
+            case _:
+                self.runner = await resume(
+                    self.found,
+                    self.request,
+                    cluster=shared.cluster,
+                    model=self.model,
+                    approver=self._approver,
+                    sinks=self._sinks,
+                    message=self.messages.popleft(),
+                    secrets=shared.hidden,
+                    next_message=self._next_message,
+                    by=BY_MESSAGE,
+                    make_loop=self._make_loop,
+                )
         await self.runner.run(self.cancelled)
 
-    def _new(self, floor: Floor) -> SessionRunner:
-        entry = self.entry
-        runner = SessionRunner(
+    def _adopted(self, adopted: Adopted, shared: Shared) -> SessionRunner:
+        return continuing(
+            adopted.session_id,
             self.request,
-            cluster=floor.cluster,
+            generation=adopted.generation,
+            cluster=shared.cluster,
             model=self.model,
             approver=self._approver,
             sinks=self._sinks,
-            secrets=floor.hidden,
+            secrets=shared.hidden,
+            next_message=self._next_message,
+            by=TAKEOVER,
+            make_loop=self._make_loop,
+        )
+
+    def _new(self, shared: Shared) -> SessionRunner:
+        entry = self.entry
+        runner = SessionRunner(
+            self.request,
+            cluster=shared.cluster,
+            model=self.model,
+            approver=self._approver,
+            sinks=self._sinks,
+            secrets=shared.hidden,
             session_id=entry.session_id,
             next_message=self._next_message,
             make_loop=self._make_loop,

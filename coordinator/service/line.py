@@ -20,6 +20,15 @@ class Line:
         """Put a session at the end of its principal's."""
         self._waiting.setdefault(principal, deque()).append(session)
 
+    def begin(self, session: str, principal: str) -> None:
+        """Count a session that runs without having waited."""
+        self._running[session] = principal
+
+    @property
+    def room(self) -> int:
+        """How many more may run now."""
+        return self._most - len(self._running)
+
     def leave(self, session: str) -> bool:
         """Take a session out that waits; False if it does not."""
         for waiting in self._waiting.values():

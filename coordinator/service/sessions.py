@@ -7,40 +7,35 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
 
 from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
-from coordinator.ending import end
-from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
 from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import Status
+from coordinator.service.floor import Floor
 from coordinator.service.following import follow, wait_for
-from coordinator.service.held import Floor, Held
 from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
-from coordinator.service.line import Line
 from coordinator.service.models import Models
 from coordinator.service.posted import Caller
 from coordinator.service.principals import Principal
 from coordinator.service.quotas import Quotas
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.refusals import Code, Refused, no_session
-from coordinator.service.tokens import FIRST_ALLOWANCE, Tokens
+from coordinator.service.tokens import Tokens
 from coordinator.service.views import SessionView, view_of
 from coordinator.service.wanted import NewSession
 from coordinator.session.ceilings import usable_tools
 from coordinator.session.events import TextDelta
 from coordinator.session.limits import Limits
-from coordinator.session.request import LOCAL, SessionRequest, new_session_id
-from coordinator.session.resume import check, find
+from coordinator.session.request import SessionRequest, new_session_id
 from coordinator.session.subagents import without_tasks
 
 log = logging.getLogger(__name__)
@@ -86,36 +81,39 @@ class Sessions:
         hidden: tuple[str, ...] = (),
     ) -> None:
         self.cluster = cluster
+        self.archives = admission.archives
         self.index = Index(cluster.state_dir)
         self._admission = admission
-        self._models = models
-        self._tokens = tokens
-        self.archives = admission.archives
-        self._floor = Floor(cluster, hidden)
-        self._line = Line(max_running)
-        self._held: dict[str, Held] = {}
-        self._quotas = Quotas(self._line, time.monotonic)
+        self._floor = Floor(
+            cluster,
+            self.index,
+            admission,
+            models,
+            tokens=tokens,
+            max_running=max_running,
+            hidden=hidden,
+            on_end=lambda entry: None,
+        )
+        self._quotas = Quotas(self._floor.line, time.monotonic)
         self._making: dict[tuple[str, str], asyncio.Lock] = {}
         self._scanned_at = float("-inf")
-        self.is_draining = False
-        self.is_closing = False
+        self._is_closing = False
 
     async def __aenter__(self) -> "Sessions":
         await asyncio.to_thread(self.index.load)
         for entry in self.index:
-            if entry.is_left:
-                await self._take_up(entry)
+            if entry.waits_for_nobody:
+                await self._floor.take_up(entry)
+        await self._floor.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.close()
-        for held in list(self._held.values()):
-            held.leave()
-        await end(*[held.task for held in self._held.values() if held.task is not None])
+        await self._floor.__aexit__()
 
     def close(self) -> None:
         """Begin nothing any more, and let all who follow go."""
-        self.is_draining = self.is_closing = True
+        self._floor.is_draining = self._is_closing = True
         for entry in self.index:
             entry.wake()
 
@@ -139,16 +137,6 @@ class Sessions:
             if not lock.locked():
                 self._making.pop((principal.name, key), None)
 
-    def _demand_open(self) -> None:
-        if self.is_draining:
-            raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
-
-    def _model_of(self, loop: str, name: str | None) -> ModelClient:
-        try:
-            return self._models.of(name) if loop == "model" else self._models.nobody
-        except ConfigError as exc:
-            raise Refused(Code.INVALID, str(exc)) from exc
-
     async def _make_once(
         self, key: str, wanted: NewSession, request: SessionRequest, principal: Principal
     ) -> tuple[Entry, bool]:
@@ -170,8 +158,8 @@ class Sessions:
 
     async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
         self._quotas.demand_room(principal)
-        model = self._model_of(wanted.loop, wanted.model)
-        webhook = wanted.webhook
+        # Asked here as well: a session that has no model must not be kept.
+        self._floor.model_of(wanted.loop, wanted.model)
         record = SessionRecord(
             session_id=session_id,
             principal=principal.name,
@@ -179,77 +167,17 @@ class Sessions:
             labels=wanted.labels,
             loop=wanted.loop,
             wanted=wanted.model_copy(update={"webhook": None}),
-            webhook=webhook,
+            webhook=wanted.webhook,
         )
         entry = Entry(record, self.cluster.state_dir / "sessions" / session_id, is_ours=True)
         await on_volume(_keep, entry)
         self._quotas.count(principal)
-        self._hold(Held(entry, request, model, principal))
+        await self._floor.begin(entry, wanted, request, principal)
         return entry
 
-    async def _take_up(self, entry: Entry) -> None:
-        """Let a session wait here whose process has ended: one that had begun goes on."""
-        record = entry.record
-        try:
-            if not entry.has_never_begun:
-                await self._go_on(entry)
-                return
-            assert record.wanted is not None
-            principal = self._principal(record.principal)
-            request = await asyncio.to_thread(self._admission.admit, record.wanted, principal)
-            model = self._model_of(record.loop, record.wanted.model)
-        except SandhogError as exc:
-            log.warning("a session is not gone on with", extra={"session_id": entry.session_id, "error": str(exc)})
-            if entry.has_never_begun:
-                entry.facts.fail(f"it waited when the server ended, and may not begin now: {exc}")
-            return
-        entry.is_ours = True
-        self._hold(Held(entry, request, model, principal))
-
-    def _principal(self, name: str) -> Principal:
-        """Return a principal as it is now.
-
-        Raises:
-            Refused: it is no more.
-        """
-        found = next((one for one in self._tokens.principals() if one.name == name), None)
-        if found is None and name != LOCAL:
-            raise Refused(Code.NOT_FOUND, f"Its principal {name} is no more.")
-        return found or Principal(name=LOCAL, allowance=FIRST_ALLOWANCE)
-
-    def _hold(self, held: Held) -> None:
-        self.index.add(held.entry)
-        self._held[held.entry.session_id] = held
-        self._line.join(held.entry.session_id, held.principal.name)
-        self._start_next()
-
-    def _start_next(self) -> None:
-        if self.is_draining:
-            return
-
-        def may_run(principal: str, running: int) -> bool:
-            most = next(one.principal for one in self._held.values() if one.principal.name == principal)
-            quota = most.allowance.quota.running
-            return quota is None or running < quota
-
-        for session in self._line.next(may_run):
-            held = self._held[session]
-            held.task = asyncio.create_task(self._run(held), name=f"session {session}")
-
-    async def _run(self, held: Held) -> None:
-        entry = held.entry
-        try:
-            await held.run(self._floor)
-        except (SandhogError, OSError) as exc:
-            # Its transcript cannot be made, or another process has the session.
-            log.warning("a session could not be begun", extra={"session_id": entry.session_id, "error": str(exc)})
-            entry.facts.fail(str(exc))
-        finally:
-            await asyncio.to_thread(entry.let_go)
-            self._held.pop(entry.session_id, None)
-            self._line.ended(entry.session_id)
-            entry.wake()
-            self._start_next()
+    def _demand_open(self) -> None:
+        if self._floor.is_draining:
+            raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
 
     async def get(self, session_id: str, principal: Principal) -> Entry:
         """Return a session that the principal may know of.
@@ -285,22 +213,15 @@ class Sessions:
                 found.append(entry)
         return found, None
 
-    def held(self, entry: Entry) -> Held | None:
-        """Return what this process has of a session that waits or runs here; None of any other."""
-        return self._held.get(entry.session_id)
-
     async def cancel(self, entry: Entry) -> None:
         """End a session once each of its calls has its answer; one that has ended stays as it is.
 
         Raises:
             Refused: another process runs it.
         """
-        held = self._held.get(entry.session_id)
+        held = self._floor.held(entry.session_id)
         if held is not None:
-            held.cancel()
-            if self._line.leave(entry.session_id):
-                # It begins at once, only to end: its transcript says so.
-                held.task = asyncio.create_task(self._run(held), name=f"session {entry.session_id}")
+            self._floor.cancel(held)
         elif not entry.facts.has_ended:
             raise _elsewhere(entry)
 
@@ -310,7 +231,7 @@ class Sessions:
         Raises:
             Refused: it cannot take it.
         """
-        held = self._held.get(entry.session_id)
+        held = self._floor.held(entry.session_id)
         if held is not None:
             held.say(text)
             return
@@ -319,28 +240,9 @@ class Sessions:
             raise _elsewhere(entry)
         self._quotas.demand_room(principal, is_new=False)
         try:
-            await self._go_on(entry, text)
+            await self._floor.go_on(entry, text)
         except SandhogError as exc:
             raise exc if isinstance(exc, Refused) else Refused(Code.CONFLICT, str(exc)) from exc
-
-    async def _go_on(self, entry: Entry, text: str = "") -> None:
-        """Let a session wait here to go on where it was left.
-
-        Raises:
-            SandhogError: it cannot.
-        """
-        record = entry.record
-        principal = self._principal(record.principal)
-        found = await asyncio.to_thread(find, self.cluster.state_dir, entry.session_id)
-        saved = found.saved.to_request(self._admission.models)
-        allowance = principal.allowance
-        tools = [one for one in (saved.ceiling.tools, allowance.ceiling.tools) if one is not None]
-        ceiling = allowance.ceiling.model_copy(update={"tools": frozenset.intersection(*tools) if tools else None})
-        request = replace(saved, ceiling=ceiling)
-        check(found, request, message=text)
-        model = self._model_of(record.loop, found.saved.to_model(None).model)
-        entry.is_ours = True
-        self._hold(Held(entry, request, model, principal, found, deque([text] if text else [])))
 
     def limit(self, entry: Entry, given: Limits) -> Limits:
         """Put limits in place of those of a session that waits or runs; return what it has now.
@@ -352,7 +254,7 @@ class Sessions:
         Raises:
             Refused: it does not run here, or they cannot be kept.
         """
-        held = self._held.get(entry.session_id)
+        held = self._floor.held(entry.session_id)
         if held is None:
             raise _over(entry) if entry.facts.has_ended else _elsewhere(entry)
         said = {name: getattr(given, name) for name in given.model_fields_set}
@@ -371,7 +273,7 @@ class Sessions:
         if entry.record.loop != "none":
             fix = "Make one with `loop: none`."
             raise Refused(Code.CONFLICT, f"Session {entry.session_id} has a model that makes its calls.", fix)
-        held = self._held.get(entry.session_id)
+        held = self._floor.held(entry.session_id)
         if held is not None and held.caller is not None:
             return held.caller
         if entry.facts.has_ended:
@@ -380,7 +282,7 @@ class Sessions:
 
     def tools_of(self, entry: Entry) -> list[dict[str, Any]]:
         """Return the schemas of the tools that a session may use."""
-        wanted, held = entry.record.wanted, self._held.get(entry.session_id)
+        wanted, held = entry.record.wanted, self._floor.held(entry.session_id)
         names = held.request.ceiling.tools if held is not None else (wanted.tools if wanted is not None else None)
         read_only = wanted is not None and wanted.read_only
         usable = usable_tools(self.cluster.registry, names, is_read_only=read_only)
@@ -392,7 +294,7 @@ class Sessions:
         Raises:
             Refused: it does not run here, or a step is under way.
         """
-        held = self._held.get(entry.session_id)
+        held = self._floor.held(entry.session_id)
         if held is not None:
             held.finish(text)
         elif not entry.facts.has_ended:
@@ -408,24 +310,24 @@ class Sessions:
 
     async def has_read_all(self, entry: Entry, after: EventId) -> bool:
         """Return whether a session has ended and nothing was kept behind an event."""
-        if not self._is_over(entry) or self.is_closing:
+        if not self._is_over(entry) or self._is_closing:
             return False
         return not await on_volume(Journal(entry.directory, after).read)
 
     def view(self, entry: Entry) -> SessionView:
         """Return what is shown of a session."""
-        return view_of(entry, self._line.position(entry.session_id))
+        return view_of(entry, self._floor.line.position(entry.session_id))
 
     def load_of(self, principal: str) -> tuple[int, int]:
         """Return how many of a principal's sessions run and wait here."""
-        return self._line.running(principal), self._line.waiting(principal)
+        return self._floor.line.running(principal), self._floor.line.waiting(principal)
 
     def _is_over(self, entry: Entry) -> bool:
-        return self.is_closing or (entry.facts.has_ended and entry.session_id not in self._held)
+        return self._is_closing or (entry.facts.has_ended and self._floor.held(entry.session_id) is None)
 
     async def ready(self) -> str | None:
         """Return why no session could be run now; None when all is well."""
-        if self.is_draining:
+        if self._floor.is_draining:
             return "the server is ending"
         try:
             nodes = await self.cluster.store.nodes()
@@ -437,11 +339,7 @@ class Sessions:
 
     async def drain(self, grace_s: float) -> int:
         """Begin no session any more and wait for those that run; return how many still do after the time."""
-        self.is_draining = True
-        running = [held.task for held in self._held.values() if held.task is not None]
-        if running:
-            await asyncio.wait(running, timeout=grace_s)
-        return sum(1 for task in running if not task.done())
+        return await self._floor.drain(grace_s)
 
 
 def _elsewhere(entry: Entry) -> Refused:

@@ -74,6 +74,17 @@ class Tokens:
         first = self._first if written is None else self._first.model_copy(update={"allowance": written.allowance})
         return whose(token, (first, *principals))
 
+    def principal(self, name: str) -> Principal | None:
+        """Return a principal as it is now; None if there is none. The one of command lines is always there.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        found = next((one for one in self.principals() if one.name == name), None)
+        if found is None and name == LOCAL:
+            return Principal(name=LOCAL, allowance=FIRST_ALLOWANCE)
+        return found
+
     @property
     def is_empty(self) -> bool:
         """Whether nobody could be let in."""

@@ -1,0 +1,215 @@
+"""Where sessions run in this process: sessions → line → **floor** → held. Also those of coordinators that died."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from coordinator.cluster.parts import Cluster
+from coordinator.ending import end
+from coordinator.endpoint.model import ModelClient
+from coordinator.errors import ConfigError, SandhogError, TranscriptError
+from coordinator.service.admission import Admission
+from coordinator.service.entries import Entry, Index
+from coordinator.service.held import Held, Shared
+from coordinator.service.line import Line
+from coordinator.service.models import Models
+from coordinator.service.principals import Principal
+from coordinator.service.refusals import Code, Refused
+from coordinator.service.tokens import Tokens
+from coordinator.service.wanted import NewSession
+from coordinator.session.request import SessionRequest
+from coordinator.session.resume import Resumable, check, find
+from coordinator.session.takeover import Adopted, TakeoverWatch
+
+log = logging.getLogger(__name__)
+
+
+class Floor:
+    """Runs sessions, as many at once as it may. Use `async with`: those that still run at its end are left.
+
+    Args:
+        cluster: What they run on.
+        index: All sessions that are known.
+        admission: What may be had.
+        models: The clients of the server's endpoint.
+        tokens: The principals.
+        max_running: How many run at once.
+        hidden: Values that must never reach a transcript.
+        on_end: Told of each session that has stopped running here, ended or not.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        index: Index,
+        admission: Admission,
+        models: Models,
+        *,
+        tokens: Tokens,
+        max_running: int,
+        hidden: tuple[str, ...],
+        on_end: Callable[[Entry], None],
+    ) -> None:
+        self.line = Line(max_running)
+        self.is_draining = False
+        self._cluster = cluster
+        self._index = index
+        self._admission = admission
+        self._models = models
+        self._tokens = tokens
+        self._shared = Shared(cluster, hidden)
+        self._on_end = on_end
+        self._held: dict[str, Held] = {}
+        self._takeover = TakeoverWatch(cluster, self._adopt, lambda: 0 if self.is_draining else self.line.room)
+
+    async def __aenter__(self) -> "Floor":
+        await self._takeover.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.is_draining = True
+        await self._takeover.__aexit__()
+        for held in list(self._held.values()):
+            held.leave()
+        await end(*self._tasks)
+
+    def held(self, session_id: str) -> Held | None:
+        """Return what this process has of a session that waits or runs here; None of any other."""
+        return self._held.get(session_id)
+
+    async def begin(self, entry: Entry, wanted: NewSession, request: SessionRequest, principal: Principal) -> None:
+        """Let a new session wait for its turn.
+
+        Raises:
+            Refused: it has no model.
+        """
+        model = self.model_of(wanted.loop, wanted.model)
+        entry.is_ours = True
+        self._hold(Held(entry, request, model, principal))
+
+    async def take_up(self, entry: Entry) -> None:
+        """Let a session wait that was waiting when its process ended."""
+        wanted = entry.record.wanted
+        assert wanted is not None
+        try:
+            principal = self._principal(entry.record.principal)
+            request = await asyncio.to_thread(self._admission.admit, wanted, principal)
+            await self.begin(entry, wanted, request, principal)
+        except SandhogError as exc:
+            entry.facts.fail(f"it waited when the server ended, and may not begin now: {exc}")
+
+    async def go_on(self, entry: Entry, text: str) -> None:
+        """Let a session that has ended wait for its turn to hear a message.
+
+        Raises:
+            SandhogError: it cannot go on.
+        """
+        found = await asyncio.to_thread(find, self._cluster.state_dir, entry.session_id)
+        held = self._continued(entry, found)
+        check(found, held.request, message=text)
+        held.messages.append(text)
+        entry.is_ours = True
+        self._hold(held)
+
+    def cancel(self, held: Held) -> None:
+        """End a session; one that waits begins at once, only to end: its transcript says so."""
+        held.cancel()
+        if self.line.leave(held.entry.session_id):
+            self._start(held)
+
+    def model_of(self, loop: str, name: str | None) -> ModelClient:
+        """Return the client of a session's model.
+
+        Raises:
+            Refused: there is none.
+        """
+        try:
+            return self._models.of(name) if loop == "model" else self._models.nobody
+        except ConfigError as exc:
+            raise Refused(Code.INVALID, str(exc)) from exc
+
+    async def drain(self, grace_s: float) -> int:
+        """Begin no session any more and wait for those that run; return how many still do after the time."""
+        self.is_draining = True
+        tasks = self._tasks
+        if tasks:
+            await asyncio.wait(tasks, timeout=grace_s)
+        return sum(1 for task in tasks if not task.done())
+
+    @property
+    def _tasks(self) -> "list[asyncio.Task[None]]":
+        return [held.task for held in self._held.values() if held.task is not None]
+
+    def _hold(self, held: Held) -> None:
+        self._index.add(held.entry)
+        self._held[held.entry.session_id] = held
+        self.line.join(held.entry.session_id, held.principal.name)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        if self.is_draining:
+            return
+
+        def may_run(principal: str, running: int) -> bool:
+            most = next(one.principal for one in self._held.values() if one.principal.name == principal)
+            quota = most.allowance.quota.running
+            return quota is None or running < quota
+
+        for session in self.line.next(may_run):
+            self._start(self._held[session])
+
+    def _start(self, held: Held) -> None:
+        held.task = asyncio.create_task(self._run(held), name=f"session {held.entry.session_id}")
+
+    async def _run(self, held: Held) -> None:
+        entry = held.entry
+        try:
+            await held.run(self._shared)
+        except (SandhogError, OSError) as exc:
+            # Its transcript cannot be made, or another process has the session.
+            log.warning("session %s could not be begun: %s", entry.session_id, exc)
+            entry.facts.fail(str(exc))
+        finally:
+            await asyncio.to_thread(entry.let_go)
+            self._held.pop(entry.session_id, None)
+            self.line.ended(entry.session_id)
+            entry.wake()
+            self._on_end(entry)
+            self._start_next()
+
+    async def _adopt(self, adopted: Adopted) -> None:
+        """Run a session that was adopted from a coordinator that died.
+
+        Raises:
+            SandhogError: it cannot go on.
+        """
+        entry = await asyncio.to_thread(self._index.get, adopted.session_id)
+        if entry is None:
+            raise TranscriptError(f"session {adopted.session_id} is not on the volume")
+        held = self._continued(entry, adopted)
+        entry.is_ours = True
+        self._held[entry.session_id] = held
+        self.line.begin(entry.session_id, held.principal.name)
+        self._start(held)
+
+    def _continued(self, entry: Entry, found: Resumable | Adopted) -> Held:
+        """Return a session that somebody had before, under what its principal may have now."""
+        principal = self._principal(entry.record.principal)
+        saved, ceiling = found.saved.to_request(self._admission.models), principal.allowance.ceiling
+        tools = [one for one in (saved.ceiling.tools, ceiling.tools) if one is not None]
+        both = frozenset.intersection(*tools) if tools else None
+        request = replace(saved, ceiling=ceiling.model_copy(update={"tools": both}))
+        model = self.model_of(entry.record.loop, found.saved.to_model(None).model)
+        return Held(entry, request, model, principal, found)
+
+    def _principal(self, name: str) -> Principal:
+        """Return a principal as it is now.
+
+        Raises:
+            Refused: it is no more.
+        """
+        principal = self._tokens.principal(name)
+        if principal is None:
+            raise Refused(Code.NOT_FOUND, f"Its principal {name} is no more.")
+        return principal
