@@ -10,6 +10,7 @@ from sandbox.wire import RefusalCode
 
 CONTEXT_LINES = 3
 MAX_DIFF_BYTES = 20_000
+BLANKS = b" \t\n\r\x0b\x0c"
 MAX_EDITS = 500
 MAX_SPANS = 20_000
 """Replacements that one call may make; each is an object while the call runs."""
@@ -128,7 +129,7 @@ def _hint(content: bytes, old: bytes) -> str:
     place = nearest(content, old)
     if place:
         return f"; {place}"
-    is_near = b"".join(old.split()) in b"".join(content.split())
+    is_near = old.translate(None, BLANKS) in content.translate(None, BLANKS)
     return "; it would match but for blanks and newlines" if is_near else ""
 
 

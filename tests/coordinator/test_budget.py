@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from coordinator.session.bounds import BUDGETS
+from coordinator.errors import ConfigError
+from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.budget import LEAST_BYTES, Answered, answered, refused, within_step
 from coordinator.session.events import CutInfo
 from coordinator.session.plan import PlannedCall
+from coordinator.settings import read_settings
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from worker.contract.orders import CallKey, CallOutcome, CutNote, Fate
 
@@ -214,3 +216,13 @@ def test_an_answer_without_any_special_has_no_error(status: str) -> None:
     answer = Answered(CALL, RESULT.model_copy(update={"status": status}))
 
     assert "error" not in json.loads(answer.content)
+
+
+def test_the_bounds_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_settings().budgets == BUDGETS
+    monkeypatch.setenv("SANDHOG_RESULT_BYTES", "20000")
+    monkeypatch.setenv("SANDHOG_STEP_BYTES", "60000")
+    assert read_settings().budgets == Budgets(result_bytes=20_000, step_bytes=60_000)
+    monkeypatch.setenv("SANDHOG_RESULT_BYTES", "1")
+    with pytest.raises(ConfigError, match="SANDHOG_RESULT_BYTES"):
+        read_settings()

@@ -68,10 +68,17 @@ def test_where_nothing_is_near_nothing_is_said() -> None:
     assert refusal(b"", ("x", "y")).message == "edit 1: the old text is not in the file"
 
 
-HOSTILE = [b"a" * 2_000_000, b"\n" * 2_000_000, b"ab\n" * 700_000, (b"a" * 159 + b"\n") * 12_000, b"}\n" * 1_000_000]
+HOSTILE = [
+    b"a b " * 500_000,
+    b"a" * 2_000_000,
+    b"\n" * 2_000_000,
+    b"ab\n" * 700_000,
+    (b"a" * 159 + b"\n") * 12_000,
+    b"}\n" * 1_000_000,
+]
 
 
-@pytest.mark.parametrize("content", HOSTILE, ids=["line", "empty", "short", "alike", "braces"])
+@pytest.mark.parametrize("content", HOSTILE, ids=["words", "line", "empty", "short", "alike", "braces"])
 @pytest.mark.parametrize("old", ["a" * 158 + "b", "}\n" * 5_000 + "x", "ab\n" * 500 + "b", "zz" * 100_000])
 def test_the_hint_looks_at_a_bounded_part(content: bytes, old: str) -> None:
     """Ends at all: what compares everything with everything would go on for hours."""
@@ -105,6 +112,45 @@ def test_letters_beyond_ascii_come_into_utf8_only() -> None:
     assert edit("café = 1\n".encode(), ("= 1", "= \u20ac")) == "café = \u20ac\n".encode()
     # What was found as UTF-8 is UTF-8, whatever stands elsewhere.
     assert edit("\u00fc".encode() + b"\xff", ("\u00fc", "\u20ac")) == "\u20ac".encode() + b"\xff"
+
+
+def expected(text: str, wanted: list[tuple[str, str, bool]]) -> str | RefusalCode:
+    """What plain Python makes of it: a text, or why not."""
+    owners: list[int | None] = [None] * len(text)
+    begins: dict[int, str] = {}
+    for number, (old, new, replace_all) in enumerate(wanted):
+        places = [at for at in range(len(text)) if text.startswith(old, at)]
+        if not places:
+            return RefusalCode.NO_MATCH
+        if len(places) > 1 and not replace_all:
+            return RefusalCode.NOT_UNIQUE
+        end = 0
+        for place in places:
+            if place >= end:
+                end = place + len(old)
+                if any(owner is not None for owner in owners[place:end]):
+                    # All are looked for before they are held against each other.
+                    rest = expected(text, wanted[number + 1 :])
+                    return rest if rest in {RefusalCode.NO_MATCH, RefusalCode.NOT_UNIQUE} else RefusalCode.OVERLAP
+                owners[place:end] = [number] * len(old)
+                begins[place] = new
+    return "".join(begins.get(at, "" if owner is not None else text[at]) for at, owner in enumerate(owners))
+
+
+letters = st.text("ab\n", min_size=1, max_size=3)
+
+
+@given(
+    st.text("ab\n", max_size=12),
+    st.lists(st.tuples(letters, st.text("ab\n\u20ac", max_size=3), st.booleans()), min_size=1, max_size=3),
+)
+def test_edits_do_what_plain_python_does(text: str, wanted: list[tuple[str, str, bool]]) -> None:
+    wanted = [one for one in wanted if one[0] != one[1]] or [("a", "c", True)]
+    try:
+        made: str | RefusalCode = edit(text.encode(), *wanted).decode()
+    except Refusal as refused:
+        made = refused.code
+    assert made == expected(text, wanted)
 
 
 def test_edits_of_the_same_text_are_refused() -> None:

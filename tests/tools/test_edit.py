@@ -91,3 +91,48 @@ def test_of_a_hard_link_it_is_said_that_the_other_name_keeps_the_old_text(call: 
     result = call("Edit", path="a.txt", old_string="one", new_string="two")
     assert result.text.endswith("\n[the file had one more name (hard links): what they name keeps the old text]")
     assert (path.read_text(), path.with_name("b.txt").read_text()) == ("two\n", "one\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("missing", ErrorCode.NOT_FOUND),
+        ("broken", ErrorCode.NOT_FOUND),
+        (".", ErrorCode.IS_DIRECTORY),
+        ("a.bin", ErrorCode.BINARY_FILE),
+        ("fifo", ErrorCode.NOT_REGULAR_FILE),
+        ("/dev/null", ErrorCode.NOT_REGULAR_FILE),
+        ("loop", ErrorCode.INVALID_PARAM),
+        ("closed", ErrorCode.ACCESS_DENIED),
+        ("fixed", ErrorCode.ACCESS_DENIED),
+        ("large", ErrorCode.LIMIT_REACHED),
+        ("empty", ErrorCode.INVALID_PARAM),
+        ("a\0b", ErrorCode.INVALID_PARAM),
+    ],
+)
+def test_what_cannot_be_edited_has_its_own_error(call: Call, put: Put, path: str, code: ErrorCode) -> None:
+    put("a.bin", b"\0\1")
+    call(
+        "Bash",
+        command="mkfifo fifo; ln -s loop loop; ln -s nowhere broken; echo x > closed; chmod 0 closed; touch empty; "
+        "echo x > fixed; chmod 444 fixed; truncate -s 100M large",
+    )
+    with pytest.raises(ToolFailure) as caught:
+        call("Edit", path=path, old_string="x", new_string="y")
+    assert caught.value.code is code
+    assert call("Bash", command="cat fixed; ls -A | grep -c sandhog").text == "x\n0\n[exit code 1]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"one\ntwo", b"one\n2"),
+        (b"one\r\ntwo\nthree\r\n", b"one\r\n2\nthree\r\n"),
+        (b"\xef\xbb\xbftwo\r\n", b"\xef\xbb\xbf2\r\n"),
+        (b"a\x0cb two \xe2\x80\xa8c", b"a\x0cb 2 \xe2\x80\xa8c"),
+    ],
+)
+def test_all_that_is_not_edited_stays_byte_for_byte(call: Call, put: Put, before: bytes, after: bytes) -> None:
+    path = put("a.txt", before)
+    call("Edit", path="a.txt", old_string="two", new_string="2")
+    assert path.read_bytes() == after
