@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
@@ -15,17 +16,20 @@ from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError, TranscriptError
 from coordinator.session.approvals import Always
 from coordinator.session.box_options import BoxOptions
+from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.events import CallFinished, CallStarted, Event, SessionEnded, TurnEnded, UserMessage
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
+from coordinator.session.loop import Ending
 from coordinator.session.model_table import ModelTable
 from coordinator.session.reading import read_session
 from coordinator.session.rebuild import rebuild
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
-from coordinator.session.resume import check, find, resume
+from coordinator.session.resume import check, continuing, find, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import NAME, read_saved
+from coordinator.session.takeover import Orphan, adopt, strays
 from coordinator.session.workspace_choice import Chosen
 from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
 from worker.contract.extras import ENV_FILE, BoxExtras
@@ -270,3 +274,41 @@ async def test_a_request_of_a_later_release_is_refused(cluster: Cluster, model: 
     path.unlink()
     with pytest.raises(TranscriptError, match="nobody can go on"):
         read_saved(runner.session_dir)
+
+
+async def test_what_redis_does_not_know_any_more_the_volume_does(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    begun = asyncio.Event()
+
+    async def never(turn: TurnEnded) -> str | None:
+        begun.set()
+        await asyncio.Event().wait()
+        return None
+
+    request = wanted(tmp_path, is_adoptable=True)
+    runner = SessionRunner(request, cluster=cluster, model=model, approver=Always(), sinks=[], next_message=never)
+    running = asyncio.create_task(runner.run(asyncio.Event()))
+    await asyncio.wait_for(begun.wait(), 60)
+    assert strays(cluster.state_dir) == [], "it is being written"
+    runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
+    await running
+    assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
+    assert strays(cluster.state_dir) == [runner.session_id]
+    redis_client.flushall()
+    adopted = await adopt(Orphan(runner.session_id, ""), cluster)
+    assert adopted is not None
+    assert adopted.generation == 2
+    result = await continuing(
+        adopted.session_id,
+        adopted.saved.to_request(ModelTable()),
+        generation=adopted.generation,
+        cluster=cluster,
+        model=model,
+        approver=Always(),
+        sinks=[],
+        by=TAKEOVER,
+    ).run(asyncio.Event())
+    assert (result.status, result.text) == ("completed", "All done.")
+    assert strays(cluster.state_dir) == []
+    assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"

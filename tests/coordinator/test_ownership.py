@@ -1,0 +1,171 @@
+"""Who has a session, and when somebody else may take it; on a real Redis, with a clock that is set by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import redis
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from coordinator.cluster.ownership import Ownership
+from coordinator.cluster.store import Store, connect
+from coordinator.session.takeover import LAPSED_S, QUIET_S, Orphan, Orphans
+from worker.contract import keys
+
+LEASE_S = keys.COORDINATOR_LEASE_MS / 1000
+
+
+class Clock:
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    client = connect(redis_url)
+    yield Store(client)
+    await client.aclose()
+
+
+async def owned_by(store: Store, coordinator: str, session: str = "s1") -> None:
+    """Let a coordinator that has no task of its own own a session."""
+    await store.renew_coordinator(coordinator)
+    generation = await store.open_session(session, 1, coordinator)
+    assert await store.own_session(session, generation, coordinator, is_adoptable=True)
+
+
+def dies(client: redis.Redis, coordinator: str) -> None:
+    client.delete(keys.coordinator_lease(coordinator))
+
+
+async def look(orphans: Orphans, clock: Clock, seconds: float) -> list[Orphan]:
+    found: list[Orphan] = []
+    for _ in range(round(seconds)):
+        clock.now += 1.0
+        found = await orphans.poll()
+    return found
+
+
+async def test_a_session_has_one_new_owner(store: Store, redis_client: redis.Redis) -> None:
+    await owned_by(store, "dead")
+    assert await store.owner_of("s1") == "dead"
+    assert await store.adopt_session("s1", "dead", "a", 2) == 0, "its owner lives"
+    dies(redis_client, "dead")
+    assert await store.owner_of("s1") is None
+    redis_client.hset(keys.session("s1"), "cancelled", "1")
+    assert await store.adopt_session("s1", "dead", "a", 5) == 5
+    assert await store.adopt_session("s1", "dead", "b", 9) == 0
+    assert redis_client.hgetall(keys.session("s1")) == {b"generation": b"5", b"step": b"0", b"owner": b"a"}
+    assert not await store.own_session("s1", 1, "dead", is_adoptable=True)
+    assert not await store.begin_step("s1", 1, 7)
+    assert await store.leaseless_coordinators() == {"dead": []}
+
+
+async def test_a_session_that_was_taken_by_hand_is_nobodys_orphan(store: Store, redis_client: redis.Redis) -> None:
+    await owned_by(store, "dead")
+    dies(redis_client, "dead")
+    await store.open_session("s1", 1, "by-hand")
+    assert await store.adopt_session("s1", "dead", "a", 2) == 0
+    assert await store.leaseless_coordinators() == {"dead": []}
+
+
+async def test_a_dead_coordinators_sessions_are_found_soon(store: Store, redis_client: redis.Redis) -> None:
+    clock = Clock()
+    orphans = Orphans(store, "me", clock)
+    await owned_by(store, "dead")
+    assert await look(orphans, clock, LEASE_S + 1) == []
+    dies(redis_client, "dead")
+    assert await look(orphans, clock, 1) == []
+    assert await look(orphans, clock, 1) == [Orphan("s1", "dead")]
+    assert LAPSED_S <= 1.0
+
+
+async def lead_to(client: Redis, path: str) -> None:
+    pool = client.connection_pool
+    await pool.disconnect()
+    pool.reset()  # type: ignore[no-untyped-call]
+    pool.connection_kwargs["path"] = path
+
+
+async def test_an_outage_is_nobodys_death(store: Store, redis_client: redis.Redis, redis_server: Path) -> None:
+    clock = Clock()
+    client = connect(f"unix://{redis_server}")
+    orphans = Orphans(Store(client), "me", clock)
+    await owned_by(store, "dead")
+    dies(redis_client, "dead")
+    assert await look(orphans, clock, LEASE_S + 2) != []
+    await lead_to(client, "/nonexistent/socket")
+    for _ in range(30):
+        with pytest.raises(RedisError):
+            await look(orphans, clock, 1)
+    await lead_to(client, str(redis_server))
+    assert await look(orphans, clock, QUIET_S - 1) == []
+    assert await look(orphans, clock, 4) == [Orphan("s1", "dead")]
+    await client.aclose()
+
+
+async def test_who_stood_still_himself_suspects_nobody(store: Store, redis_client: redis.Redis) -> None:
+    clock = Clock()
+    orphans = Orphans(store, "me", clock)
+    await owned_by(store, "dead")
+    await look(orphans, clock, LEASE_S + 1)
+    dies(redis_client, "dead")
+    clock.now += 100.0
+    assert await look(orphans, clock, QUIET_S - 1) == []
+    assert await look(orphans, clock, 4) == [Orphan("s1", "dead")]
+
+
+async def test_a_coordinator_without_sessions_is_forgotten(store: Store, redis_client: redis.Redis) -> None:
+    clock = Clock()
+    orphans = Orphans(store, "me", clock)
+    await store.renew_coordinator("idle")
+    await look(orphans, clock, LEASE_S + 1)
+    dies(redis_client, "idle")
+    await look(orphans, clock, 3)
+    await orphans.tidy()
+    assert redis_client.smembers(keys.COORDINATORS) == set()
+
+
+async def until_true(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not claim():
+            await asyncio.sleep(0.02)
+
+
+async def test_ownership_is_written_back_and_its_loss_is_told(store: Store, redis_client: redis.Redis) -> None:
+    lost: list[str] = []
+    async with Ownership(store, "me") as ownership:
+        for session in ("kept", "taken"):
+            generation = await store.open_session(session, 1, "me")
+            ownership.own(session, generation, is_adoptable=True, on_lost=lambda name=session: lost.append(name))
+            assert await ownership.note(session)
+        await until_true(lambda: bool(redis_client.exists(keys.coordinator_lease("me"))))
+        redis_client.flushall()
+        redis_client.hset(keys.session("taken"), mapping={"generation": "9", "owner": "other"})
+        await until_true(lambda: redis_client.hget(keys.session("kept"), "owner") == b"me")
+        await until_true(lambda: lost == ["taken"])
+        assert redis_client.smembers(keys.owned("me")) == {b"kept"}
+        await ownership.disown("kept")
+        assert redis_client.smembers(keys.owned("me")) == set()
+
+
+async def test_a_later_step_is_not_cancelled_with_the_one_before(store: Store, redis_client: redis.Redis) -> None:
+    generation = await store.open_session("s1")
+    for step, left in ((1, b"1"), (1, b"1"), (2, None)):
+        assert await store.begin_step("s1", generation, step)
+        if left is not None:
+            redis_client.hset(keys.session("s1"), "cancelled", "1")
+        assert redis_client.hget(keys.session("s1"), "cancelled") == left
+
+
+async def test_what_a_session_had_seen_comes_back(store: Store, redis_client: redis.Redis) -> None:
+    redis_client.hset(keys.seen("s1"), mapping={"/a": "1 x", "/b": "2 y"})
+    records = await store.seen_files("s1")
+    redis_client.delete(keys.seen("s1"))
+    redis_client.hset(keys.seen("s1"), "/b", "3 newer")
+    await store.restore_seen_files("s1", records)
+    assert redis_client.hgetall(keys.seen("s1")) == {b"/a": b"1 x", b"/b": b"3 newer"}
