@@ -48,7 +48,7 @@ class CallFragments:
 
     def is_whole(self) -> bool:
         """Whether nothing can be missing: there are no arguments, or they are a JSON object."""
-        return not "".join(self._text).strip() if self._whole is None and not self._is_complete() else True
+        return self._is_complete() or not "".join(self._text).strip()
 
     def is_left_by(self, fragment: Mapping[str, Any]) -> bool:
         """Whether `fragment` cannot go on with this call, though it claims its place.

@@ -59,7 +59,7 @@ class ModelReply:
     calls: tuple[RawCall, ...]
     """In the model's order."""
     finish_reason: str
-    """The branch the loop takes: stop, tool_calls, length, content_filter, or an endpoint's own word."""
+    """The branch the loop takes: stop, tool_calls, length, content_filter, or an endpoint's word for none of them."""
     usage: Usage | None = None
     """None when the endpoint did not say."""
     refusal: str | None = None

@@ -249,7 +249,7 @@ class ModelReplied(_Event):
     calls: tuple[RawCall, ...] = ()
     """What it asks for, in order."""
     finish_reason: str
-    """As the endpoint said it."""
+    """The branch that was taken; `raw` has the endpoint's own word."""
     usage: Usage | None = None
     """None when the endpoint did not say."""
     refusal: str | None = None
