@@ -102,7 +102,7 @@ class Asker:
                 return None
             if reply is None:
                 return None
-            usage = reply.usage or self._estimated(messages, [], reply)
+            usage = reply.usage or self._estimated(self._size(messages), reply)
             self._spent(usage, "summary")
             return reply.text.strip() or None
 
@@ -122,7 +122,8 @@ class Asker:
         def on_retry(retry: Retry) -> None:
             self.tell_failed(retry.error, retry.wait_s)
             if pieces or isinstance(retry.error, ReplyBroken):
-                self._spent(self._estimated(messages, tools, ModelReply("".join(pieces), (), "")), "retry")
+                sent = self._size(messages) + self.context.counter.of_tools(tools)
+                self._spent(self._estimated(sent, ModelReply("".join(pieces), (), "")), "retry")
             pieces.clear()
 
         asking = asyncio.create_task(
@@ -141,7 +142,7 @@ class Asker:
     def _replied(self, step: int, reply: ModelReply, tools: Tools) -> None:
         usage = reply.usage
         if usage is None or not usage.total_tokens:
-            usage = self._estimated(self.history.messages, tools, reply)
+            usage = self._estimated(self.context.tokens(self.history, tools), reply)
         else:
             self.context.counter.measured(self.history.messages, tools, usage)
         self.spend.add(usage)
@@ -161,11 +162,13 @@ class Asker:
         self.spend.add(usage)
         self.emit(TokensSpent(step=self.spend.steps, usage=usage, on=on))
 
-    def _estimated(self, messages: Messages, tools: Tools, reply: ModelReply) -> Usage:
-        """Return what a request cost, as far as its size tells."""
-        counter = self.context.counter
-        sent = sum(counter.of_message(message) for message in messages) + counter.of_tools(tools)
-        made = counter.of_text(reply.text + "".join(f"{call.name}{call.arguments}" for call in reply.calls))
+    def _size(self, messages: Messages) -> int:
+        return sum(self.context.counter.of_message(message) for message in messages)
+
+    def _estimated(self, sent: int, reply: ModelReply) -> Usage:
+        """Return what a request of so many tokens cost, as far as sizes tell."""
+        words = reply.text + "".join(f"{call.name}{call.arguments}" for call in reply.calls)
+        made = self.context.counter.of_text(words)
         return Usage(sent, made, sent + made, is_estimated=True)
 
     def _waited(self, seconds: float) -> None:

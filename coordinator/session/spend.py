@@ -58,8 +58,9 @@ class WallClock:
         self._asked: set[tuple[str, int, int]] = set()
 
     def start(self) -> None:
-        """Let it run."""
-        self._runs_since = self._clock()
+        """Let it run; what it has counted so far stays."""
+        if self._runs_since is None:
+            self._runs_since = self._clock()
 
     def stop(self) -> None:
         """Let it stand still until it is started again."""

@@ -33,6 +33,7 @@ from coordinator.session.events import (
     SessionEnded,
     SessionStarted,
     TextDelta,
+    TokensSpent,
 )
 from coordinator.session.history import History
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool
@@ -268,6 +269,8 @@ class _Record:
         match event:
             case ModelReplied():
                 usage = event.usage or Usage()
+                self.above.spend.add_child(usage, self.above.spend.facts.cost_usd(usage))
+            case TokensSpent(usage=usage):
                 self.above.spend.add_child(usage, self.above.spend.facts.cost_usd(usage))
             case CallFinished():
                 self.above.spend.add_child(Usage(), 0.0, calls=1)

@@ -13,7 +13,7 @@ from coordinator.session import compaction
 from coordinator.session.context import Context, keeper
 from coordinator.session.events import ContextCompacted, Event, parse_event
 from coordinator.session.history import History, validate
-from coordinator.session.token_count import BYTES_PER_TOKEN, TokenCounter, by_bytes
+from coordinator.session.token_count import BYTES_PER_TOKEN, TokenCounter, by_bytes, tiktoken_count
 
 SLACK = 100
 """Tokens by which the shortest summary of a model may be longer than a list of calls."""
@@ -208,3 +208,13 @@ def test_a_count_takes_the_endpoints_word_and_reckons_the_rest() -> None:
     assert counter.of(history.messages, []) == 5_000
     history.add_user("x" * 300, "user")
     assert 5_000 + 300 / BYTES_PER_TOKEN < counter.of(history.messages, []) < 5_600
+
+
+def test_tiktoken_counts_only_where_its_encoding_lies_whole(tmp_path: Path) -> None:
+    assert tiktoken_count({}) is None
+    assert tiktoken_count({"TIKTOKEN_CACHE_DIR": str(tmp_path / "missing")}) is None
+    # As tiktoken names the file of cl100k_base; it would fetch a spoilt one anew, and must not be asked.
+    spoilt = tmp_path / "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
+    spoilt.write_text("spoilt")
+    assert tiktoken_count({"TIKTOKEN_CACHE_DIR": str(tmp_path)}) is None
+    assert spoilt.read_text() == "spoilt"

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from coordinator.endpoint.reply import Usage
 from coordinator.errors import ConfigError
 from coordinator.session.ceilings import Ceiling
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked
+from coordinator.session.events import ApprovalAnswered, ApprovalAsked, Event
 from coordinator.session.limits import Limits, LiveLimits
 from coordinator.session.model_table import ModelFacts, ModelTable, read_model_table
 from coordinator.session.spend import GRACE_S, Spend, WallClock, left, reached
@@ -95,9 +95,8 @@ def test_the_clock_stands_still_while_a_human_is_asked() -> None:
     now[0] = 5.0
     assert clock.elapsed_s == 0
     clock.start()
-    for event, at_s, elapsed_s in [
-        (asked[0], 8.0, 3.0), (asked[1], 20.0, 3.0), (answered[0], 30.0, 3.0), (answered[1], 40.0, 3.0),
-    ]:  # fmt: skip
+    happened: list[Event] = [asked[0], asked[1], answered[0], answered[1]]
+    for event, at_s, elapsed_s in zip(happened, (8.0, 20.0, 30.0, 40.0), (3.0,) * 4, strict=True):
         now[0] = at_s
         clock(event)
         assert clock.elapsed_s == elapsed_s
@@ -105,6 +104,7 @@ def test_the_clock_stands_still_while_a_human_is_asked() -> None:
     assert clock.elapsed_s == 4.0
     clock(ApprovalAsked(step=2, index=0, tool="Bash", summary="x", reason="y"))
     now[0] = 42.0
+    clock.start()
     assert clock.elapsed_s == 5.0, "a rule answers at once"
 
 
