@@ -11,6 +11,7 @@ from coordinator.session.box_options import BoxOptions, inside, read_env, read_h
 from coordinator.session.ceilings import Ceiling
 from coordinator.session.checks import CheckOptions
 from coordinator.session.limits import Limits
+from coordinator.session.mcp_settings import NO_MCP, McpOptions
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
 from coordinator.session.workspace_choice import Chosen
@@ -25,6 +26,7 @@ from worker.contract.sources import ArchiveSource, EmptySource, GitSource, Image
 ARCHIVE_ENDS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".zip")
 IMAGE_START = "image:"
 NOWHERE = Path("/nonexistent")
+"""In place of the directory of a workspace that is fetched."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Requests:
     rules: Rules | None
     models: ModelTable
     environment: Mapping[str, str]
+    tool_paths: tuple[str, ...] = ()
+    """Files of own tools that the command line named."""
+    mcp: McpOptions = NO_MCP
+    keeps_copies: bool = False
+    """The private copies stay in the state directory."""
 
     def request(self, row: TaskRow, sample: int = 1, of: int = 1) -> SessionRequest:
         """Return what one run of a task asks for.
@@ -76,7 +83,7 @@ class Requests:
             workspace=Chosen(directory, WorkspaceMode.COPY, reason, policy, as_root=False),
             image=row.image or self.defaults.image,
             limits=self._limits(row),
-            box=replace(options, archive=archive),
+            box=replace(options, archive=archive).with_mcp(self.mcp),
             ceiling=Ceiling(tools=self._tools(row)),
             rules=self.rules,
             approval_s=self.settings.approval_s,
@@ -84,8 +91,10 @@ class Requests:
             budgets=self.settings.budgets,
             task_depth=self.settings.task_depth,
             models=self.models,
+            tool_paths=self.tool_paths,
             parameters=self._parameters(row, sample, of),
             source=source,
+            keep="always" if self.keeps_copies else "never",
             check=self._check(row),
         )
 

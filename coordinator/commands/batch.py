@@ -11,13 +11,13 @@ from coordinator.batch.requests import Defaults, Requests
 from coordinator.batch.rows import MAX_SAMPLES
 from coordinator.batch.run import TRIES, Plan
 from coordinator.batch.tasks import REPO_BASE, TaskFile
-from coordinator.commands import box_flags, run_flags
+from coordinator.commands import box_flags, model_flags, run_flags
 from coordinator.commands.batch_run import Given, run_batch
 from coordinator.commands.explain import rules_of
-from coordinator.commands.model_flags import model_settings
 from coordinator.commands.one_session import own_tools
 from coordinator.session.approvals import Always, Approver, Elsewhere, Never
 from coordinator.session.limits import DEFAULT_STEPS, Limits
+from coordinator.session.mcp_settings import read_mcp_config
 from coordinator.session.model_table import read_model_table
 from coordinator.settings import read_settings
 from worker.contract.orders import Policy
@@ -73,6 +73,16 @@ def batch(
     max_cost: run_flags.MaxCost = None,
     timeout: run_flags.MaxTime = None,
     tools: run_flags.Tools = None,
+    system: model_flags.System = None,
+    temperature: model_flags.Temperature = None,
+    top_p: model_flags.TopP = None,
+    max_tokens: model_flags.MaxTokens = None,
+    reasoning_effort: model_flags.ReasoningEffort = None,
+    seed: model_flags.Seed = None,
+    extra_body: model_flags.ExtraBody = None,
+    header: model_flags.Header = None,
+    no_stream: model_flags.NoStream = False,
+    keep: run_flags.Keep = False,
     setup: box_flags.Setup = None,
     allow_host: box_flags.AllowHost = None,
     env: box_flags.Env = None,
@@ -104,6 +114,16 @@ def batch(
             profile=profile or settings.profile,
             policy=policy or Policy.BOXED,
             limits=limits,
+            params=model_flags.model_parameters(
+                system=system,
+                temperature=temperature,
+                top_p=top_p,
+                max_tokens=max_tokens,
+                reasoning_effort=reasoning_effort,
+                seed=seed,
+                extra_body=extra_body,
+                header=header,
+            ),
             setup=tuple(setup or ()),
             allow_hosts=tuple(allow_host or ()),
             env=tuple(env or ()),
@@ -114,11 +134,14 @@ def batch(
         rules=rules_of(policy_file or settings.policy_file, own.registry),
         models=models,
         environment=os.environ,
+        tool_paths=tuple(os.fspath(path.absolute()) for path in tools or ()),
+        mcp=read_mcp_config(settings.mcp_config, os.environ),
+        keeps_copies=keep,
     )
     given = Given(
         tasks=TaskFile(tasks, samples=samples, repo_base=repo_base, look=requests.request),
         requests=requests,
-        endpoint=model_settings(settings, model),
+        endpoint=model_flags.model_settings(settings, model, stream=not no_stream),
         tools=own,
         out=out,
         plan=Plan(concurrency, tries=tries, budget_usd=budget),

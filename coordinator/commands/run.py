@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from coordinator.commands import box_flags, model_flags, run_flags
+from coordinator.commands import box_flags, model_flags, repo_flags, run_flags
 from coordinator.commands.explain import rules_of
 from coordinator.commands.one_session import Command, check_directory, own_tools, run_command
 from coordinator.commands.outcome import finish
@@ -32,10 +32,14 @@ UNASKED = "sandhog: --approve always: whatever is asked about runs on {directory
 def run(
     prompt: run_flags.Prompt,
     workspace: run_flags.Workspace = Path(),
+    repo: repo_flags.Repo = None,
+    ref: repo_flags.Ref = None,
+    credential: repo_flags.Credential = None,
     copy: run_flags.Copy = False,
     bind: run_flags.Bind = False,
     as_root: run_flags.AsRoot = False,
     apply: run_flags.Apply = False,
+    keep: run_flags.Keep = False,
     image: run_flags.Image = None,
     profile: run_flags.Profile = None,
     model: run_flags.Model = None,
@@ -86,7 +90,8 @@ def run(
     settings = read_settings()
     directory = check_directory(workspace)
     wanted = Wanted(directory, bind=bind, copy=copy, as_root=as_root, policy=policy, is_terminal=on_terminal)
-    chosen = choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+    fetched = repo_flags.chosen_repository(repo, ref, credential, wanted, apply=apply)
+    chosen = fetched[0] if fetched else choose(wanted, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
     own = own_tools([*settings.tool_paths, *(tools or ())])
     parameters = model_flags.model_parameters(
         system=system,
@@ -107,6 +112,8 @@ def run(
         prompt=prompt if is_chat else _prompt(prompt),
         tool_paths=tuple(os.fspath(path.absolute()) for path in tools or ()),
         workspace=chosen,
+        source=fetched[1] if fetched else None,
+        keep="always" if keep else "unfinished",
         image=image or settings.image,
         profile=profile or settings.profile,
         limits=Limits(

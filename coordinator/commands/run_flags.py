@@ -31,6 +31,7 @@ AsRoot = Annotated[
     bool, typer.Option("--as-root", help="Bind a directory that root owns; commands run as root in the box.")
 ]
 Apply = Annotated[bool, typer.Option("--apply", help="Put the patch of a private copy into the directory at the end.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave the private copy below the state directory at the end.")]
 Profile = Annotated[
     str | None,
     typer.Option(help="Limits of the box: small, medium, large or your own (SANDHOG_PROFILE).", show_default="medium"),

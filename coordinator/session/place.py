@@ -156,7 +156,7 @@ class SessionPlace:
                 node,
                 apply=self._request.apply and is_done,
                 check=self._check(ending),
-                keep_workspace=not is_done,
+                keep_workspace=self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done),
                 away_s=away_s,
             )
         if not is_done:

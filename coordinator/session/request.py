@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Literal
 
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.session.approvals import DEADLINE_S
@@ -20,6 +21,8 @@ from coordinator.session.workspace_choice import Chosen
 from tools.rules import Rules
 from worker.contract.orders import DEFAULT_PROFILE
 from worker.contract.sources import Source
+
+Keep = Literal["never", "unfinished", "always"]
 
 LOCAL = "local"
 """Principal of sessions that a command line starts."""
@@ -67,6 +70,8 @@ class SessionRequest:
     """What the node makes the private copy of, in place of the workspace's directory."""
     task_depth: int = DEPTH
     """How deep sub-agents may go; 0 for none at all."""
+    keep: Keep = "unfinished"
+    """Whose private copy is left at the end: that of a session which did not complete can be gone on with."""
     check: CheckOptions | None = None
     """Judges the workspace at the end, unless the session failed or was cancelled."""
 

@@ -1,15 +1,12 @@
 """`sandhog batch` as a user runs it: a process, real boxes, real git, a scripted endpoint."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
 import subprocess
 import tarfile
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +16,9 @@ from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
 from tests.conftest import Until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
 END_S = 240
-
-
-class Silent(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def mirror(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Address of a plain web server with the repository org/repo, and its first commit."""
-    work, bare = tmp_path / "work", tmp_path / "www" / "org" / "repo"
-    work.mkdir()
-    (work / "a.txt").write_text("first\n")
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for arguments in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "first"]):
-        subprocess.run(["git", *arguments], cwd=work, check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=work, check=True, capture_output=True, text=True).stdout
-    (work / "a.txt").write_text("second\n")
-    subprocess.run(["git", *who, "commit", "-qam", "second"], cwd=work, check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", work, bare], check=True)
-    subprocess.run(["git", "update-server-info"], cwd=bare, check=True)
-    handler = functools.partial(Silent, directory=str(tmp_path / "www"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", commit.strip()
-        server.shutdown()
 
 
 def model(messages: list[dict[str, Any]]) -> Turn:
