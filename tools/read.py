@@ -13,6 +13,8 @@ from tools.refusals import refusals_as_failures
 
 LINE_CHARS = 2_000
 """Characters of one line that are shown."""
+MOST_LINES = 2_000_000_000
+"""More than any file that is read can have."""
 FETCHED_BYTES = 262_144
 """Of a file at once: more than is shown, since of long lines only a part is."""
 NO_ENCODING = "unknown"
@@ -25,9 +27,9 @@ class ReadParameters(Parameters):
 
     path: str = Field(min_length=1)
     """File to read; absolute, or relative to the working directory."""
-    offset: int = Field(default=1, ge=1)
+    offset: int = Field(default=1, ge=1, le=MOST_LINES)
     """First line to show, counted from 1."""
-    limit: int = Field(default=2000, ge=1)
+    limit: int = Field(default=2000, ge=1, le=MOST_LINES)
     """How many lines to show at most."""
 
 

@@ -11,6 +11,8 @@ from tools.base import ErrorCode, RunContext, ToolFailure
 from tools.refusals import refusals_as_failures
 
 TIMEOUT_S = 60.0
+ARGUMENT_BYTES = 100_000
+"""Below what the kernel takes for one argument of a program."""
 KEEP_BYTES = 512 * 1024
 """Head of the output that is looked at; beyond it only the totals count."""
 SCOPE = "hidden files are searched; .git and what .gitignore, .ignore and .rgignore exclude are not"
@@ -97,6 +99,8 @@ def search(
     """
     if "\0" in path or any("\0" in option for option in (*options, *files.options)):
         raise ToolFailure(ErrorCode.INVALID_PARAM, "path and pattern must not hold a NUL character")
+    if max(len(option.encode()) for option in (*options, *files.options)) > ARGUMENT_BYTES:
+        raise ToolFailure(ErrorCode.INVALID_PARAM, f"pattern and glob may have {ARGUMENT_BYTES} bytes at most, each")
     with refusals_as_failures():
         place = context.box.stat(context.mark.session, path)
         is_directory = _is_directory(place, path, only_directory)

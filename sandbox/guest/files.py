@@ -137,8 +137,8 @@ class Files:
         head = frame.head
         path = canonical(cwd, head["path"])
         first, limit = int(head["offset"]), int(head["limit"])
-        if first < 1 or limit < 1:
-            raise Refusal(RefusalCode.INVALID_PARAM, "offset and limit count from 1")
+        if not 1 <= first <= MAX_SCAN_BYTES or not 1 <= limit <= MAX_SCAN_BYTES:
+            raise Refusal(RefusalCode.INVALID_PARAM, f"offset and limit count from 1 to {MAX_SCAN_BYTES}")
         with opened(path) as (fd, status):
             if status.st_size > MAX_SCAN_BYTES:
                 raise Refusal(RefusalCode.TOO_LARGE, f"{path} has {status.st_size} bytes")

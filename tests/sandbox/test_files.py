@@ -176,6 +176,14 @@ def test_file_names_that_are_no_text_do_no_harm(files: Files, run: Run) -> None:
 
 
 @docker
+def test_lines_that_no_file_has_are_refused_and_the_box_lives(files: Files) -> None:
+    files.write("f", b"one\n")
+    for fields in ({"offset": 0}, {"offset": 2**63}, {"offset": 10**30}, {"limit": 10**30}):
+        assert files.refusal(lambda fields=fields: files.read("f", **fields)) is RefusalCode.INVALID_PARAM  # type: ignore[misc]
+    assert files.read("f", offset=2**31).total_lines == 1
+
+
+@docker
 def test_a_file_that_is_mounted_by_itself_is_not_replaced(files: Files, run: Run, box: Box) -> None:
     if box.info.uid != 0:
         pytest.skip("only root comes as far as the rename")

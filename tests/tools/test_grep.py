@@ -187,6 +187,7 @@ def test_line_numbers_agree_with_read(call: Call, put: Put) -> None:
         ({"pattern": "(?=x)"}, ErrorCode.INVALID_PARAM, "look-around"),
         ({"pattern": "x", "glob": "["}, ErrorCode.INVALID_PARAM, "glob"),
         ({"pattern": "x\0"}, ErrorCode.INVALID_PARAM, "NUL"),
+        ({"pattern": "é" * 60_000}, ErrorCode.INVALID_PARAM, "100000 bytes at most"),
         ({"pattern": "x", "path": "nope"}, ErrorCode.NOT_FOUND, "nope"),
         ({"pattern": "x", "path": "/dev/null"}, ErrorCode.NOT_REGULAR_FILE, "device"),
     ],

@@ -105,6 +105,13 @@ def test_an_empty_file_is_said_in_words(call: Call, put: Put) -> None:
     assert call("Read", path="a.txt").text == "(the file is empty)"
 
 
+@pytest.mark.parametrize("arguments", [{"offset": 10**30}, {"limit": 10**30}, {"offset": 0}, {"limit": -1}])
+def test_numbers_out_of_all_bounds_are_refused_and_cost_no_box(call: Call, put: Put, arguments: dict[str, int]) -> None:
+    put("a.txt", "one\n")
+    assert failure(call, path="a.txt", **arguments).code is ErrorCode.INVALID_PARAM
+    assert call("Read", path="a.txt").status == "success"
+
+
 def test_an_offset_beyond_the_end_names_the_end(call: Call, put: Put) -> None:
     put("a.txt", "one\n")
     refused = failure(call, path="a.txt", offset=2)
