@@ -30,8 +30,8 @@ from coordinator.endpoint.failures import OVERLOADED_STATUSES, status_error
 from coordinator.endpoint.limiter import MAX_REQUESTS, EndpointLimiter
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.endpoint.quirks import Quirks, quirks_of
-from coordinator.endpoint.reading import ReplyReader
 from coordinator.endpoint.reply import ModelReply
+from coordinator.endpoint.reply_reader import ReplyReader
 from coordinator.endpoint.request import request_body
 from coordinator.errors import ConfigError, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
 

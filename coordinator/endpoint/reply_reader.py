@@ -1,4 +1,4 @@
-"""A reply out of raw bytes, streamed or not: model → **reading** → sse, deltas.
+"""A reply out of raw bytes, streamed or not: model → **reply_reader** → sse, deltas.
 
 What comes is told by its first bytes, not by what was asked for or by its content type: endpoints and proxies send
 whole bodies where a stream was asked for, and streams where none was.
