@@ -1,13 +1,16 @@
 """One box as the rooms above see it: requests in, answers or typed errors out. The link is `lifeline`'s."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sandbox import replies
 from sandbox.errors import GuestRefused, LossReason
-from sandbox.lifeline import MARGIN_S, Lifeline
+from sandbox.lifeline import MARGIN_S, RELINK_S, Lifeline
+from sandbox.link import LinkClosed, LinkTimeout
+from sandbox.pipes import Pipe, PipeBroken, PipeEnd
 from sandbox.requests import (
     Background,
     BackgroundOutput,
@@ -63,6 +66,38 @@ class Box(Lifeline):
                 # A command removed it. Without it the box is of no more use, and a new one has it again.
                 raise self._lose(LossReason.ENDED, refused.message) from None
             raise
+
+    def open_pipe(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[PipeEnd], None],
+    ) -> Pipe:
+        """A command in the workspace, started with pipes for its input and output; it ends with the link.
+
+        Args:
+            argv: Its words; no shell reads them.
+            env: Variables for it, beside those of all commands.
+            on_data: Gets what it prints, in the link's reader thread; `Pipe.took` makes room for more.
+            on_end: Called once when it has ended, or when it could not be started.
+
+        Raises:
+            BoxLost: the box is gone.
+            GuestRefused: it cannot be started.
+            PipeBroken: the link broke meanwhile.
+        """
+        link = self._live_link(time.monotonic() + RELINK_S)
+        pipe = link.pipes.new(on_data, on_end)
+        head = {"op": Op.PIPE_OPEN, "pipe_id": pipe.number, "argv": list(argv), "env": dict(env)}
+        try:
+            replies.check_refusal(link.ask(head, b"", SHORT_TIMEOUT_S))
+        except (LinkClosed, LinkTimeout) as error:
+            raise PipeBroken("the link to the box broke") from error
+        except GuestRefused:
+            link.pipes.forget(pipe)
+            raise
+        return pipe
 
     def read(self, request: ReadRequest) -> ReadAnswer:
         """Lines of a file.

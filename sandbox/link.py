@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from sandbox.pipes import Pipes
 from sandbox.wire import Decoder, Frame, FrameError, encode
 
 UNSOLICITED_BYTES = 64 * 1024 * 1024
@@ -94,6 +95,8 @@ class Link:
         self.is_open = True
         self.last_heard = time.monotonic()
         self._carrier = carrier_of(self.send, self.close) if carrier_of is not None else None
+        self.pipes = Pipes(self.send)
+        """Commands in the box that this link has the pipes of."""
         self._reader = threading.Thread(target=self._read, name=f"link-{name}", daemon=True)
         self._reader.start()
 
@@ -169,6 +172,7 @@ class Link:
         self._stream.close()
         if self._carrier is not None:
             self._carrier.close()
+        self.pipes.close()
         for pending in waiting:
             if pending.arrived.locked() and pending.answer is None:
                 pending.arrived.release()
@@ -189,6 +193,9 @@ class Link:
     def _take(self, frame: Frame) -> None:
         if self._carrier is not None and "stream_id" in frame.head:
             self._carrier.take(frame)
+            return
+        if "pipe_id" in frame.head:
+            self.pipes.take(frame)
             return
         request_id = frame.head.get("id")
         if type(request_id) is not int or not 0 < request_id <= self._last_id:

@@ -36,6 +36,10 @@ STREAM_WINDOW = 64 * 1024
 STREAM_CHUNK_BYTES = 16 * 1024
 """At most so much in one frame, so that calls get between."""
 STREAM_FRAME_COST = 512
+PIPES_MAX = 32
+"""How many commands with pipes a box may have at once."""
+PIPE_ERROR_BYTES = 4096
+"""How much of the end of what such a command says on standard error is kept."""
 
 WORKSPACE = "/workspace"
 SPILL = "/spill"
@@ -55,6 +59,7 @@ class Op(StrEnum):
     PING = "ping"
     BEGIN_STEP = "begin_step"
     RUN = "run"
+    PIPE_OPEN = "pipe_open"
     CANCEL = "cancel"
     BACKGROUND_READ = "background_read"
     BACKGROUND_LIST = "background_list"
@@ -84,6 +89,24 @@ class StreamOp(StrEnum):
     """The sender sends no more; the other direction goes on."""
     CLOSE = "close"
     """The stream is over in both directions."""
+
+
+class PipeOp(StrEnum):
+    """What a frame with `pipe_id` (a number the host gave with `pipe_open`) and `do` in its head means.
+
+    A pipe is a command whose standard input and output the host has. It ends with its link, and in each direction so
+    much may be on its way as with a stream. A frame for a pipe that is closed already is ignored.
+    """
+
+    DATA = "data"
+    """The body is for standard input, or from standard output."""
+    CREDIT = "credit"
+    """`n` more may be sent."""
+    END = "end"
+    """From the host: nothing more comes on standard input."""
+    CLOSE = "close"
+    """From the host: end the command. From the guest: it has ended, with `exit_code` or `signal`, or `error` for one
+    that could not be started; the body is the end of what it said on standard error."""
 
 
 def stream_cost(size_bytes: int) -> int:

@@ -105,6 +105,16 @@ class Runner:
         """What commands are told of the shell; a program of many names is told which to be."""
         return self.shell if self.shell and not self.shell.endswith("busybox") else "/bin/sh"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What commands see."""
+        return self._env
+
+    def new_marker(self) -> int:
+        """A marker for the processes of one more command."""
+        self._last_marker += 1
+        return self._last_marker
+
     def start(self, call: Call, frame: Frame) -> None:
         """Begin the command of a claimed call.
 
@@ -140,9 +150,8 @@ class Runner:
             raise Refusal(RefusalCode.LIMIT, f"{MAX_KNOWN} commands run in the background already")
         emit = (lambda data: self._emit(call, data)) if head["stream"] and not stays else None
         output = Output(self._loop, keep_bytes, emit, int(head.get("stream_bytes", MAX_STREAM_BYTES)))
-        self._last_marker += 1
         keeps_cwd = head["argv"] is None and not stays
-        command = Command(call, self._calls.session(call.mark.session), self._last_marker, output, keeps_cwd)
+        command = Command(call, self._calls.session(call.mark.session), self.new_marker(), output, keeps_cwd)
         command.stays = stays
         command.runs_shell = head["argv"] is None
         if stays:
@@ -150,6 +159,14 @@ class Runner:
             output.divert(command.ring)
         command.text = frame.body if head["argv"] is None else b" ".join(os.fsencode(text) for text in head["argv"])
         return command
+
+    def words_of(self, argv: list[str]) -> tuple[list[bytes], list[bytes]]:
+        """The words of a command that no shell reads, and where its program may be.
+
+        Raises:
+            Refusal: they are none.
+        """
+        return self._argv(argv, b"")
 
     def _argv(self, argv: list[str] | None, body: bytes) -> tuple[list[bytes], list[bytes]]:
         if argv is None:

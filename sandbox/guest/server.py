@@ -14,6 +14,7 @@ from sandbox.guest.channel import Channel
 from sandbox.guest.egress import Egress
 from sandbox.guest.files import Files
 from sandbox.guest.loop import Loop
+from sandbox.guest.pipes import Pipes
 from sandbox.guest.pool import Pool
 from sandbox.guest.processes import facts
 from sandbox.guest.refusal import Refusal, from_os_error
@@ -48,12 +49,14 @@ class Server:
         self._pool = Pool(self._loop)
         self._files = Files()
         self._egress = Egress(self._loop, self._send)
+        self._pipes = Pipes(self._loop, self._spawner, self._runner, self._send)
         self._last_frame = self._last_beat = time.monotonic()
         self._operations: dict[str, Callable[[int, Frame], None]] = {
             Op.HELLO: self._hello,
             Op.PING: lambda request_id, _: self._answer(request_id, ({"frozen": self._runner.is_frozen}, b"")),
             Op.BEGIN_STEP: self._begin_step,
             Op.RUN: self._run,
+            Op.PIPE_OPEN: self._pipe_open,
             Op.CANCEL: self._cancel,
             Op.BACKGROUND_READ: self._backgrounds.read,
             Op.BACKGROUND_LIST: self._backgrounds.states,
@@ -100,6 +103,7 @@ class Server:
         self._backgrounds.forget_waiters()
         self._runner.link_lost()
         self._egress.link_lost()
+        self._pipes.link_lost()
 
     def _send(self, head: dict[str, Any], body: bytes) -> bool:
         if self._channel is None:
@@ -130,6 +134,9 @@ class Server:
             self._spawner.beat()
         if "stream_id" in frame.head:
             self._egress.frame(frame)
+            return
+        if "pipe_id" in frame.head and "do" in frame.head:
+            self._pipes.frame(frame)
             return
         request_id = frame.head.get("id")
         operation = self._operations.get(frame.head.get("op", ""))
@@ -178,6 +185,10 @@ class Server:
         call = self._calls.claim(Mark(frame.head), request_id)
         if call is not None:
             self._guarded(call, lambda: self._runner.start(call, frame))
+
+    def _pipe_open(self, request_id: int, frame: Frame) -> None:
+        self._pipes.open(frame)
+        self._answer(request_id, ({}, b""))
 
     def _guarded(self, call: Call, begin: Callable[[], None]) -> None:
         """Whatever prevents a claimed call from running is its answer."""

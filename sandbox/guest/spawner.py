@@ -3,7 +3,8 @@
 Forking costs by the size of the process, so this one stays tiny: builtin modules only, nothing of ours. It runs as
 root; the guest asks over a SOCK_SEQPACKET pair, one marshalled tuple a message:
 
-- `("spawn", id, argv, executables, env, cwd, marker)` with three descriptors (stdout, stderr, cwd report)
+- `("spawn", id, argv, executables, env, cwd, marker)` with three descriptors (stdout, stderr, cwd report), or a fourth
+  for standard input, which is empty otherwise
 - `("beat",)` – the host is alive; without it the dead-man alarm ends the box
 - back: `("exit", id, wait status, exec error bytes)` or `("failed", id, errno, what)`
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 REPORT_FD = 9
 MAX_MESSAGE_BYTES = 512 * 1024
-FDS_PER_SPAWN = 3
+FDS_PER_SPAWN = 4
 
 Waiting = dict[int, tuple[int, int]]
 """Process id → (id of the spawn, read end of its exec error pipe)."""
@@ -94,7 +95,9 @@ class Spawner:
     def spawn(self, message: Any, fds: bytes) -> None:
         """Start one command, or report why not."""
         _, spawn_id, argv, executables, env, cwd, marker = message
-        out, err, report = (int.from_bytes(fds[i : i + 4], sys.byteorder) for i in (0, 4, 8))
+        given = [int.from_bytes(fds[i : i + 4], sys.byteorder) for i in range(0, len(fds), 4)]
+        out, err, report = given[:3]
+        stdin = given[3] if len(given) > 3 else self.null
         errors, errors_end = posix.pipe2(posix.O_CLOEXEC)
         what = "cwd"
         try:
@@ -108,7 +111,7 @@ class Spawner:
             if not self.uid:
                 self.mark([marker])
             pid: int = fork_exec(
-                argv, executables, False, (), None, env, self.null, -1, -1, out, -1, err, errors, errors_end,
+                argv, executables, False, (), None, env, stdin, -1, -1, out, -1, err, errors, errors_end,
                 True, True, -1, gid, groups, uid, 0o022, None, True,
             )  # fmt: skip
         except OSError as error:
@@ -117,7 +120,7 @@ class Spawner:
         else:
             self.waiting[pid] = (spawn_id, errors)
         finally:
-            for fd in (out, err, report, errors_end):
+            for fd in (*given, errors_end):
                 posix.close(fd)
             if what == "fork":
                 if not self.uid:

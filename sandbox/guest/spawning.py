@@ -44,7 +44,7 @@ class SpawnerLink:
         self._last_id = 0
         loop.watch(fd, self._readable)
 
-    def spawn(self, command: tuple[Any, ...], fds: tuple[int, int, int], on_end: Callable[[Ended], None]) -> None:
+    def spawn(self, command: tuple[Any, ...], fds: tuple[int, ...], on_end: Callable[[Ended], None]) -> None:
         """Start argv, executables, env, cwd, marker; call back once, when it ended or failed."""
         self._last_id += 1
         message = marshal.dumps(("spawn", self._last_id, *command))

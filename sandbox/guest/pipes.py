@@ -1,0 +1,231 @@
+"""Commands whose standard input and output the host has: a server inside the box that somebody outside talks to."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+from sandbox.guest.loop import Loop
+from sandbox.guest.processes import kill_marked
+from sandbox.guest.refusal import Refusal, from_os_error
+from sandbox.guest.runner import Runner, json_env
+from sandbox.guest.spawning import Ended, SpawnerLink
+from sandbox.wire import (
+    PIPE_ERROR_BYTES,
+    PIPES_MAX,
+    STREAM_CHUNK_BYTES,
+    STREAM_FRAME_COST,
+    STREAM_WINDOW,
+    WORKSPACE,
+    Frame,
+    PipeOp,
+    RefusalCode,
+    stream_cost,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # The typing module alone would be a tenth of the guest's memory.
+    from typing import Any
+
+
+class Pipe:
+    """One command and its three pipes; a descriptor of -1 is closed."""
+
+    __slots__ = ("credit", "ended", "err", "host_ended", "marker", "number", "out", "outgoing", "owed", "said", "stdin")
+
+    def __init__(self, number: int, marker: int) -> None:
+        self.number = number
+        self.marker = marker
+        self.stdin = self.out = self.err = -1
+        self.credit = STREAM_WINDOW
+        """What may be sent to the host."""
+        self.outgoing = bytearray()
+        """What the command has not taken yet."""
+        self.owed = 0
+        """Cost of the frames received for which no credit was given back."""
+        self.said = b""
+        self.host_ended = False
+        self.ended: Ended | None = None
+
+
+class Pipes:
+    """All pipes of the link; they end with it."""
+
+    def __init__(
+        self, loop: Loop, spawner: SpawnerLink, runner: Runner, send: Callable[[dict[str, Any], bytes], bool]
+    ) -> None:
+        self._loop = loop
+        self._spawner = spawner
+        self._runner = runner
+        self._send = send
+        self._pipes: dict[int, Pipe] = {}
+
+    def open(self, frame: Frame) -> None:
+        """Start a command with pipes.
+
+        Raises:
+            Refusal: it cannot be started; nothing was.
+        """
+        head = frame.head
+        number = head["pipe_id"]
+        if not isinstance(number, int) or number in self._pipes:
+            raise Refusal(RefusalCode.INVALID_PARAM, "no new number for a pipe")
+        if len(self._pipes) >= PIPES_MAX:
+            raise Refusal(RefusalCode.LIMIT, f"{PIPES_MAX} commands with pipes run already")
+        if self._runner.is_frozen:
+            raise Refusal(RefusalCode.FROZEN, "commands of this box stand still")
+        argv, executables = self._runner.words_of(head["argv"])
+        env = {**self._runner.environment, "PWD": WORKSPACE, **json_env(head["env"])}
+        packed = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()]
+        pipe = Pipe(number, self._runner.new_marker())
+        self._spawn(pipe, (argv, executables, packed, os.fsencode(WORKSPACE), pipe.marker))
+        self._pipes[number] = pipe
+        self._listen(pipe)
+
+    def frame(self, frame: Frame) -> None:
+        """Take what the host says of a pipe."""
+        head = frame.head
+        pipe = self._pipes.get(head["pipe_id"])
+        if pipe is None:
+            return
+        match head["do"]:
+            case PipeOp.DATA:
+                pipe.owed += stream_cost(len(frame.body))
+                if pipe.stdin >= 0:
+                    pipe.outgoing += frame.body
+                self._write(pipe)
+            case PipeOp.CREDIT:
+                pipe.credit += head["n"]
+                if pipe.out >= 0:
+                    self._loop.unwatch(pipe.out)
+                    self._loop.watch(pipe.out, lambda _: self._read(pipe))
+            case PipeOp.END:
+                pipe.host_ended = True
+                self._write(pipe)
+            case PipeOp.CLOSE:
+                kill_marked(pipe.marker)
+
+    def link_lost(self) -> None:
+        """End every command: nobody is left who could talk to it."""
+        for pipe in list(self._pipes.values()):
+            self._drop(pipe)
+            kill_marked(pipe.marker)
+
+    def _spawn(self, pipe: Pipe, what: tuple[Any, ...]) -> None:
+        fds: list[int] = []
+        try:
+            for _ in range(3):
+                fds += os.pipe2(os.O_CLOEXEC)
+            theirs = (fds[3], fds[5], fds[5], fds[0])
+            self._spawner.spawn(what, theirs, lambda ended: self._end(pipe, ended))
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            raise from_os_error(error, "cannot start the command") from None
+        for fd in (fds[0], fds[3], fds[5]):
+            os.close(fd)
+        pipe.stdin, pipe.out, pipe.err = fds[1], fds[2], fds[4]
+        for fd in (pipe.stdin, pipe.out, pipe.err):
+            os.set_blocking(fd, False)
+
+    def _listen(self, pipe: Pipe) -> None:
+        self._loop.watch(pipe.out, lambda _: self._read(pipe))
+        self._loop.watch(pipe.err, lambda _: self._read_errors(pipe))
+
+    def _read(self, pipe: Pipe) -> None:
+        room = min(STREAM_CHUNK_BYTES, pipe.credit - STREAM_FRAME_COST)
+        if room <= 0:
+            # Not even for a hang-up, which would be told again and again.
+            self._loop.unwatch(pipe.out)
+            return
+        data = self._taken(pipe.out, room)
+        if data is None:
+            return
+        if not data:
+            self._close_fd(pipe, "out")
+            # A server that says no more is of no more use, nor is what it started.
+            kill_marked(pipe.marker)
+            self._settle(pipe)
+            return
+        pipe.credit -= stream_cost(len(data))
+        self._send({"pipe_id": pipe.number, "do": PipeOp.DATA}, data)
+
+    def _read_errors(self, pipe: Pipe) -> None:
+        data = self._taken(pipe.err, STREAM_CHUNK_BYTES)
+        if data is None:
+            return
+        if data:
+            pipe.said = (pipe.said + data)[-PIPE_ERROR_BYTES:]
+        else:
+            self._close_fd(pipe, "err")
+
+    def _taken(self, fd: int, size: int) -> bytes | None:
+        """What a descriptor has now; None for nothing yet."""
+        try:
+            return os.read(fd, size)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _write(self, pipe: Pipe) -> None:
+        if pipe.stdin < 0:
+            pipe.outgoing.clear()
+        elif pipe.outgoing:
+            try:
+                sent = os.write(pipe.stdin, pipe.outgoing)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                # It reads no more; that it ended is told by its end.
+                self._close_fd(pipe, "stdin")
+                sent = len(pipe.outgoing)
+            del pipe.outgoing[:sent]
+        due = pipe.owed - len(pipe.outgoing)
+        if due >= STREAM_WINDOW // 4:
+            pipe.owed -= due
+            self._send({"pipe_id": pipe.number, "do": PipeOp.CREDIT, "n": due}, b"")
+        if pipe.stdin < 0:
+            return
+        self._loop.unwatch(pipe.stdin)
+        if pipe.outgoing:
+            self._loop.watch(pipe.stdin, lambda _: self._write(pipe), select.EPOLLOUT)
+        elif pipe.host_ended:
+            self._close_fd(pipe, "stdin")
+
+    def _end(self, pipe: Pipe, ended: Ended) -> None:
+        """The command's own process ended, or could not be started."""
+        pipe.ended = ended
+        if pipe.number in self._pipes:
+            kill_marked(pipe.marker)
+            self._settle(pipe)
+
+    def _settle(self, pipe: Pipe) -> None:
+        """Tell the host of the end once all output is on its way."""
+        if pipe.ended is None or pipe.out >= 0:
+            return
+        if pipe.err >= 0:
+            self._read_errors(pipe)
+        status, head = pipe.ended.status, {"pipe_id": pipe.number, "do": PipeOp.CLOSE}
+        if pipe.ended.what:
+            head["error"] = os.strerror(pipe.ended.error)
+        elif os.WIFEXITED(status):
+            head["exit_code"] = os.WEXITSTATUS(status)
+        else:
+            head["signal"] = os.WTERMSIG(status)
+        self._send(head, pipe.said)
+        self._drop(pipe)
+
+    def _drop(self, pipe: Pipe) -> None:
+        self._pipes.pop(pipe.number, None)
+        for name in ("stdin", "out", "err"):
+            self._close_fd(pipe, name)
+
+    def _close_fd(self, pipe: Pipe, name: str) -> None:
+        fd = getattr(pipe, name)
+        if fd >= 0:
+            self._loop.unwatch(fd)
+            os.close(fd)
+            setattr(pipe, name, -1)
