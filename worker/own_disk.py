@@ -3,7 +3,8 @@
 A folder with one has the file `disk.img` and, where it is mounted, the directory `disk`; the workspace lies below that,
 since what is mounted cannot be renamed. A warm box's disk becomes its session's by being mounted at a second place.
 
-Whoever has one mounted holds a lock on its file, which ends with the process: what nobody holds is left over. Only
+One of each size stands ready, so that a session need not wait for the kernel to make a device of it. Whoever has one
+mounted holds a lock on its file, which ends with the process: what nobody holds is left over. Only
 file systems that one kernel alone can reach are used: two kernels on one image would ruin it, and a session whose
 node is lost goes on at another.
 """
@@ -13,22 +14,28 @@ import logging
 import os
 import shutil
 import subprocess
+import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from worker import loop_device
+from worker.contract.places import COPY_DIR, DISK_FILE
 from worker.copying import copy_sparse
 
 log = logging.getLogger(__name__)
 
-IMAGE, MOUNT, WORK = "disk.img", "disk", "work"
+IMAGE, MOUNT, WORK = DISK_FILE, "disk", COPY_DIR
+SPARE = "spare-"
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs"})
 LEAST_BYTES = 4 * 1024 * 1024
 JOURNALED_BYTES = 64 * 1024 * 1024
 """A smaller one has no room for a journal."""
 MKFS_TIMEOUT_S = 60
+STALE_S = 3600.0
+"""A spare disk of another process is left alone for so long, held or not: it may only just have been made."""
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -53,6 +60,9 @@ class OwnDisks:
         self._templates = templates
         self._makes = makes
         self._held: dict[Path, int] = {}
+        self._spares: dict[int, Path | None] = {}
+        """By size; None while one is being made."""
+        self._makers: list[threading.Thread] = []
         self._guard = threading.Lock()
 
     def make(self, folder: Path, size_bytes: int) -> bool:
@@ -63,8 +73,10 @@ class OwnDisks:
         try:
             if loop_device.file_system_of(folder) not in LOCAL:
                 return False
-            self._write(self._template(size_bytes), folder / IMAGE)
-            self.open(folder)
+            if not self._move_spare(folder, size_bytes):
+                self._write(self._template(size_bytes), folder / IMAGE)
+                self.open(folder)
+            self._make_spare(size_bytes)
         except (OSError, subprocess.SubprocessError) as error:
             log.warning("a workspace has no disk of its own and is watched", extra={"error": str(error)})
             # No rights, devices or mkfs: the next one need not be tried.
@@ -133,7 +145,12 @@ class OwnDisks:
         (folder / IMAGE).unlink(missing_ok=True)
 
     def sweep(self, folders: Iterable[Path]) -> list[Path]:
-        """Unmount the disks that no living process holds; return their folders."""
+        """Unmount the disks that no living process holds; return their folders. Old spare ones are removed."""
+        for spare in self._templates.glob(f"{SPARE}*"):
+            with suppress(OSError):
+                if time.time() - spare.stat().st_mtime > STALE_S and _unmount_unheld(spare):
+                    self.remove(spare)
+                    spare.rmdir()
         swept = []
         for folder in folders:
             try:
@@ -144,7 +161,17 @@ class OwnDisks:
         return swept
 
     def close(self) -> None:
-        """Unmount all; they stay where they are."""
+        """Unmount all; they stay where they are, save the spare ones. None can be made afterwards."""
+        self._makes = False
+        for maker in self._makers:
+            maker.join()
+        with self._guard:
+            spares = [spare for spare in self._spares.values() if spare is not None]
+            self._spares.clear()
+        for spare in spares:
+            with suppress(OSError):
+                self.remove(spare)
+                spare.rmdir()
         with self._guard:
             folders = list(self._held)
         for folder in folders:
@@ -152,6 +179,49 @@ class OwnDisks:
                 self.let_go(folder)
             except OSError as error:
                 log.warning("a disk is left mounted", extra={"folder": str(folder), "error": str(error)})
+
+    def _move_spare(self, folder: Path, size_bytes: int) -> bool:
+        with self._guard:
+            spare = self._spares.pop(size_bytes, None) if self._spares.get(size_bytes) is not None else None
+        if spare is None:
+            return False
+        try:
+            self.move(spare, folder)
+            spare.rmdir()
+        except OSError as error:
+            # Such as sessions on another file system than the spare ones.
+            log.info("a spare disk could not be used", extra={"folder": str(folder), "error": str(error)})
+            for left in (folder, spare):
+                self.remove(left)
+            spare.rmdir()
+            return False
+        return True
+
+    def _make_spare(self, size_bytes: int) -> None:
+        """Begin to make a disk of this size ready, unless there is one."""
+        with self._guard:
+            if size_bytes in self._spares or not self._makes:
+                return
+            self._spares[size_bytes] = None
+            maker = threading.Thread(target=self._spare, args=(size_bytes,), name="spare-disk", daemon=True)
+            self._makers = [each for each in self._makers if each.is_alive()] + [maker]
+            maker.start()
+
+    def _spare(self, size_bytes: int) -> None:
+        spare = Path(tempfile.mkdtemp(prefix=f"{SPARE}{size_bytes}-", dir=self._templates))
+        try:
+            self._write(self._template(size_bytes), spare / IMAGE)
+            self.open(spare)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("no spare disk was made", extra={"error": str(error)})
+            with suppress(OSError):
+                self.remove(spare)
+                spare.rmdir()
+            with self._guard:
+                del self._spares[size_bytes]
+        else:
+            with self._guard:
+                self._spares[size_bytes] = spare
 
     def _template(self, size_bytes: int) -> Path:
         """Return an empty disk of this size, made if it is not there: copying one takes a third of the time."""

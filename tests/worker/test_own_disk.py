@@ -45,7 +45,11 @@ def disks(tmp_path: Path) -> Iterator[OwnDisks]:
     disks.remove(probe)
     yield disks
     disks.close()
-    assert mounts_below(tmp_path) == []
+    left = mounts_below(tmp_path)
+    # Nobody could remove the test's directory otherwise.
+    for mount in left:
+        loop_device.unmount(Path(mount))
+    assert left == []
 
 
 def test_a_disk_takes_so_much_and_keeps_what_is_in_it(disks: OwnDisks, tmp_path: Path) -> None:
@@ -89,12 +93,31 @@ def test_only_what_no_process_holds_is_swept(disks: OwnDisks, tmp_path: Path) ->
     killed = OwnDisks(tmp_path / "templates")
     assert killed.make(folders[1], SIZE_BYTES)
     assert OwnDisks(tmp_path / "templates").sweep([*folders, tmp_path / "none"]) == []
-    for file in killed._held.values():
-        os.close(file)
+    os.close(killed._held.pop(folders[1]))
     assert OwnDisks(tmp_path / "templates").sweep(folders) == folders[1:]
     assert loop_device.is_mounted(folders[0] / own_disk.MOUNT)
     for folder in folders:
         disks.remove(folder)
+    killed.close()
+
+
+def test_the_next_one_stands_ready_and_goes_with_the_process(disks: OwnDisks, tmp_path: Path, until: Until) -> None:
+    def spares() -> list[str]:
+        return [mount for mount in mounts_below(tmp_path) if "spare-" in mount]
+
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        until(lambda: len(spares()) == 1, "one stands ready", 60)
+        [before] = spares()
+        assert disks.make(tmp_path / name, SIZE_BYTES)
+        assert not Path(before).parent.exists()
+        assert loop_device.is_mounted(tmp_path / name / own_disk.MOUNT)
+        (tmp_path / name / own_disk.MOUNT / "own").write_text(name)
+    for name in ("a", "b"):
+        assert (tmp_path / name / own_disk.MOUNT / "own").read_text() == name
+        disks.remove(tmp_path / name)
+    disks.close()
+    assert [path.name for path in (tmp_path / "templates").iterdir()] == [f"empty-{SIZE_BYTES}.img"]
 
 
 def test_what_several_machines_can_reach_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
