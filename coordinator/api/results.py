@@ -1,11 +1,14 @@
 """Routes for what a session has left: its transcript and its patch."""
 
-from fastapi import APIRouter
-from fastapi.responses import Response, StreamingResponse
+from typing import Annotated
 
-from coordinator.api.asked import Named
+from fastapi import APIRouter, Path
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from coordinator.api.asked import Named, Service
 from coordinator.api.errors import ErrorBody
-from coordinator.service import kept
+from coordinator.service import files, kept
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.sessions import on_volume
 
@@ -28,6 +31,41 @@ async def transcript(entry: Named) -> Response:
     pieces = await on_volume(kept.transcript, entry.directory)
     headers = {**NO_SNIFFING, "Content-Disposition": f'attachment; filename="{entry.session_id}.jsonl"'}
     return StreamingResponse(pieces, media_type="application/jsonl", headers=headers)
+
+
+class Names(BaseModel):
+    """What a directory of the workspace holds."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    names: list[str]
+    """Sorted; those of directories end in `/`."""
+    is_cut: bool
+    """There are more."""
+
+
+@router.get("/files", response_model=Names)
+async def directory(entry: Named, service: Service) -> Response:
+    """List the names in the workspace itself."""
+    return await _found(entry, service, "")
+
+
+@router.get(
+    "/files/{path:path}",
+    response_model=Names,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "A file's content."}},
+)
+async def file(entry: Named, service: Service, path: Annotated[str, Path(max_length=4_000)]) -> Response:
+    """Fetch a file of the workspace, or list the names in a directory. Links are not followed."""
+    return await _found(entry, service, path)
+
+
+async def _found(entry: Named, service: Service, path: str) -> Response:
+    found = await on_volume(files.read, service.workspace(entry), path, service.max_file_bytes)
+    if isinstance(found, files.Listing):
+        return JSONResponse({"names": list(found.names), "is_cut": found.is_cut}, headers=NO_SNIFFING)
+    headers = {**NO_SNIFFING, "Content-Disposition": "attachment"}
+    return Response(found, media_type="application/octet-stream", headers=headers)
 
 
 @router.get(

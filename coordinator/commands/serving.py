@@ -106,7 +106,15 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
         cluster = await stack.enter_async_context(open_cluster(redis_url, settings.state_dir, tools))
         models = await stack.enter_async_context(Models(endpoint))
         most = serving.max_sessions or serve_settings.max_sessions
-        sessions = Sessions(cluster, admission, models, tokens=tokens, max_running=most, hidden=hidden)
+        sessions = Sessions(
+            cluster,
+            admission,
+            models,
+            tokens=tokens,
+            max_running=most,
+            max_file_bytes=serve_settings.max_file_bytes,
+            hidden=hidden,
+        )
         await stack.enter_async_context(sessions)
         server = _Server(
             uvicorn.Config(

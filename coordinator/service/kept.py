@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coordinator.service.journal import chain
 
+PIECE_BYTES = 256 * 1024
 PATCH = "patch.diff"
 
 
@@ -21,9 +22,10 @@ def transcript(session_dir: Path) -> Iterator[bytes]:
         try:
             for file, most_bytes in parts:
                 left = os.fstat(file.fileno()).st_size if most_bytes is None else most_bytes
-                while left > 0 and (line := file.readline(left)).endswith(b"\n"):
-                    left -= len(line)
-                    yield line
+                # A torn end is cut off: the next segment begins with a line of its own.
+                while left > 0 and (lines := file.readlines(min(left, PIECE_BYTES))):
+                    left -= sum(len(line) for line in lines)
+                    yield b"".join(line for line in lines if line.endswith(b"\n"))
         finally:
             for file, _ in parts:
                 file.close()
@@ -38,3 +40,8 @@ def patch(session_dir: Path) -> bytes:
         OSError: there is none, or it cannot be read.
     """
     return (session_dir / PATCH).read_bytes()
+
+
+def copy_dir(session_dir: Path) -> Path:
+    """Return where a session's private copy lies while it is there: below a disk of its own where it has one."""
+    return session_dir / "disk" / "work" if (session_dir / "disk.img").exists() else session_dir / "work"

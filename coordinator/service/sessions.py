@@ -10,19 +10,21 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
-from coordinator.service.admission import Admission
+from coordinator.service.admission import Admission, below_root
 from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import Status
 from coordinator.service.floor import Floor
 from coordinator.service.following import follow, wait_for
 from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
+from coordinator.service.kept import copy_dir
 from coordinator.service.models import Models
 from coordinator.service.posted import Caller
 from coordinator.service.principals import Principal
@@ -44,6 +46,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 HOUR_S = 3600.0
+MAX_FILE_BYTES = 16 * 1024 * 1024
 RESCAN_S = 2.0
 """A list of sessions is at most so old in what other processes made."""
 
@@ -67,6 +70,7 @@ class Sessions:
         models: The clients of the server's endpoint.
         tokens: The principals, for sessions that waited when an earlier process ended.
         max_running: How many run at once.
+        max_file_bytes: Size of the largest file that is read out of a workspace.
         hidden: Values that must never reach a transcript.
     """
 
@@ -78,9 +82,11 @@ class Sessions:
         *,
         tokens: Tokens,
         max_running: int,
+        max_file_bytes: int = MAX_FILE_BYTES,
         hidden: tuple[str, ...] = (),
     ) -> None:
         self.cluster = cluster
+        self.max_file_bytes = max_file_bytes
         self.archives = admission.archives
         self.index = Index(cluster.state_dir)
         self._admission = admission
@@ -279,6 +285,13 @@ class Sessions:
         if entry.facts.has_ended:
             raise Refused(Code.CONFLICT, f"Session {entry.session_id} has ended: it takes no calls any more.")
         raise _elsewhere(entry)
+
+    def workspace(self, entry: Entry) -> Path:
+        """Return where a session's workspace lies, if it is there."""
+        wanted = entry.record.wanted
+        if wanted is not None and wanted.bind and wanted.workspace is not None:
+            return below_root(wanted.workspace, self._admission.roots, None)
+        return copy_dir(entry.directory)
 
     def tools_of(self, entry: Entry) -> list[dict[str, Any]]:
         """Return the schemas of the tools that a session may use."""

@@ -1,0 +1,58 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from coordinator.service.files import Listing, read
+from coordinator.service.refusals import Code, Refused
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """What a hostile model may have left, beside what must stay closed."""
+    (tmp_path / "secret").write_text("secret")
+    root = tmp_path / "work"
+    (root / "a" / "b").mkdir(parents=True)
+    (root / "a" / "b" / "c.txt").write_text("content")
+    (root / "link").symlink_to(tmp_path / "secret")
+    (root / "out").symlink_to(tmp_path)
+    (root / "a" / "in").symlink_to("b")
+    os.mkfifo(root / "fifo")
+    (root / "big").write_bytes(b"x" * 101)
+    return root
+
+
+def test_files_and_directories_are_read(root: Path) -> None:
+    assert read(root, "a/b/c.txt", 100) == b"content"
+    assert read(root, "./a//b/c.txt", 100) == b"content"
+    assert read(root, "", 100) == Listing(("a/", "big", "fifo", "link", "out"), is_cut=False)
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("link", Code.NOT_FOUND),
+        ("out/secret", Code.NOT_FOUND),
+        ("a/in/c.txt", Code.NOT_FOUND),
+        ("fifo", Code.NOT_FOUND),
+        ("none", Code.NOT_FOUND),
+        ("a/b/c.txt/d", Code.NOT_FOUND),
+        ("../secret", Code.INVALID),
+        ("a/../../secret", Code.INVALID),
+        ("/etc/passwd", Code.INVALID),
+        ("a\0b", Code.INVALID),
+        ("a/" * 200, Code.INVALID),
+        ("big", Code.TOO_LARGE),
+        ("x" * 5000, Code.NOT_FOUND),
+    ],
+)
+def test_nothing_leads_out_and_nothing_is_waited_for(root: Path, path: str, code: Code) -> None:
+    with pytest.raises(Refused) as refused:
+        read(root, path, 100)
+    assert refused.value.code is code
+
+
+def test_a_workspace_that_is_a_link_is_none(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(root)
+    with pytest.raises(Refused):
+        read(tmp_path / "other", "a", 100)
