@@ -19,6 +19,7 @@ from sandbox.spec import MIB
 from worker.boxes import Boxes
 from worker.disk import DiskWatch
 from worker.errors import NodeMisconfigured
+from worker.kept import KeptCopies
 from worker.own_disk import IMAGE, OwnDisks
 from worker.places import Places
 from worker.progress import Progress
@@ -32,6 +33,7 @@ from worker.standing import Owners
 from worker.upkeep import Upkeep
 
 UPKEEP_S = 15.0
+HOUR_S = 3600.0
 DAY_S = 86_400.0
 
 
@@ -78,6 +80,13 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     # What a node that was killed left mounted; another one that lives holds its own.
     disks.sweep(image.parent for image in settings.state_dir.glob(f"sessions/*/{IMAGE}"))
     boxes = _boxes(settings, engine, client, disks, progress)
+    kept = KeptCopies(
+        settings.state_dir,
+        client,
+        disks,
+        lambda session: boxes.running_box(session) is not None,
+        settings.keep_copies_h * HOUR_S,
+    )
     jobs: dict[str, Callable[[], object]] = {
         "disk": boxes.end_overfull,
         "idle": boxes.end_idle,
@@ -85,6 +94,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
         "images": engine.images.trim,
         "made images": lambda: engine.maker.trim(settings.made_keep_days * DAY_S),
         "guest folders": folders.tend,
+        "kept copies": kept.sweep,
     }
     return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all)
 

@@ -13,7 +13,7 @@ from worker.setids import strip_set_ids
 from worker.workspace import locked, make_session_dir, opened, source_of
 
 COLLECTED = "collected"
-"""In the session's directory: its patch is made, whatever happens in the copy from now on."""
+"""In the session's directory: the generation whose patch is made, whatever happens in the copy from then on."""
 
 
 def release(order: BoxOrder, keep: bool, disks: OwnDisks | None = None) -> None:
@@ -46,9 +46,9 @@ def collect_copy(order: BoxOrder, disks: OwnDisks | None = None) -> None:
     """
     session_dir = Path(order.session_dir)
     with locked(session_dir):
-        if not (session_dir / COLLECTED).exists():
-            _collect(session_dir, session_dir / "patch.diff", disks)
-            write_durably(session_dir / COLLECTED, [])
+        if not _is_collected(order):
+            _collect(order, session_dir / "patch.diff", disks)
+            write_durably(session_dir / COLLECTED, [str(order.generation).encode()])
 
 
 def finish_copy(order: BoxOrder, apply: bool, keep: bool = False, disks: OwnDisks | None = None) -> FinishOutcome:
@@ -61,7 +61,7 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False, disks: OwnDisk
     try:
         make_session_dir(session_dir)
         with locked(session_dir):
-            changes = _collect(session_dir, patch_path, disks)
+            changes = _collect(order, patch_path, disks)
     except (OSError, ResultFailed, WorkspaceRefused) as error:
         return FinishOutcome(session=order.session, error=f"The session's changes cannot be collected: {error}")
     notes = [f"Not in the patch: {note}" for note in changes.left_out]
@@ -87,10 +87,19 @@ def finish_copy(order: BoxOrder, apply: bool, keep: bool = False, disks: OwnDisk
     )
 
 
-def _collect(session_dir: Path, patch_path: Path, disks: OwnDisks | None) -> Changes:
+def _is_collected(order: BoxOrder) -> bool:
+    """Whether the patch of this generation is made: a session that goes on gets a new one."""
+    try:
+        return (Path(order.session_dir) / COLLECTED).read_text() == str(order.generation)
+    except FileNotFoundError:
+        return False
+
+
+def _collect(order: BoxOrder, patch_path: Path, disks: OwnDisks | None) -> Changes:
     """Return the copy's changes, now on disk as patch and result; the kept ones where the copy is gone already."""
+    session_dir = Path(order.session_dir)
     work, base = opened(session_dir, disks), session_dir / "base"
-    if work.exists() and not (session_dir / COLLECTED).exists():
+    if work.exists() and not _is_collected(order):
         changes = changes_between(base, work)
         write_durably(patch_path, pieces(changes, base, work))
         save_result(session_dir, changes, work)

@@ -77,6 +77,8 @@ class NodeSettings(BaseSettings):
     """Own profiles beside small, medium and large, as JSON: `{"big": {"memory": "16GiB", "cpus": 8}}`."""
     workspace_disks: bool = True
     """Whether private copies get file systems of fixed size where that can be done; else their size is watched."""
+    keep_copies_h: float = Field(default=24.0, gt=0)
+    """Private copies of sessions that did not complete are removed so long after their last event."""
     allow_open_network: bool = False
     """Whether boxes may have the engine's network (profiles with `network: open`)."""
     proofs_dir: Path | None = None

@@ -13,6 +13,7 @@ from coordinator.session.events import AnswerShortened, CallFinished, CutInfo, E
 from coordinator.session.reading import SessionReading
 from coordinator.session.subagents import CHILDREN_DIR
 from coordinator.visible import visible, visible_line
+from worker.contract.places import has_private_copy
 
 ANSWER_LINES = 8
 """As many lines of an answer are shown, unless one step is asked for."""
@@ -137,7 +138,7 @@ def _what_is_left(reading: SessionReading, session_dir: Path) -> list[str]:
     started = next((entry.event for entry in reading.entries if isinstance(entry.event, SessionStarted)), None)
     words = []
     if started is not None and started.workspace_mode == "copy":
-        is_there = (session_dir / "work").is_dir()
+        is_there = has_private_copy(session_dir)
         words.append("The private copy is kept." if is_there else "The private copy was removed.")
     if started is not None and not (session_dir / "spill").is_dir() and session_dir.parent.name == "sessions":
         words.append("The spilled output was removed.")

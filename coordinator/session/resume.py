@@ -30,6 +30,7 @@ from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import SavedSession, read_saved
 from worker.contract.extras import ENV_FILE
 from worker.contract.orders import WorkspaceMode
+from worker.contract.places import has_private_copy
 
 _T = TypeVar("_T")
 
@@ -88,7 +89,7 @@ def check(
     if found.is_complete and not message:
         raise ConfigError(f"Session {name} has completed. Give it a message to go on: sandhog resume {name} MESSAGE.")
     is_copy = request.workspace.mode is WorkspaceMode.COPY
-    if is_copy and found.rebuilt.placed is not None and not has_copy(session_dir):
+    if is_copy and found.rebuilt.placed is not None and not has_private_copy(session_dir):
         raise ConfigError(
             f"Session {name} worked on a private copy that is gone: it is kept for {KEPT_HOURS} h where a session did "
             "not complete. Start a new session; `sandhog apply` puts the old one's patch into place first."
@@ -99,11 +100,6 @@ def check(
     if names and not (session_dir / ENV_FILE).is_file() and not names <= set(env or {}):
         missing = ", ".join(sorted(names - set(env or {})))
         raise ConfigError(f"The values of these variables were forgotten with the session: {missing}. Give --env.")
-
-
-def has_copy(session_dir: Path) -> bool:
-    """Return whether a session's private copy is there: as a directory, or in the image of a disk of its own."""
-    return (session_dir / "work").is_dir() or (session_dir / "disk.img").is_file()
 
 
 async def resume(

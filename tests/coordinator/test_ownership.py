@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,7 @@ async def test_ownership_is_written_back_and_its_loss_is_told(store: Store, redi
     async with Ownership(store, "me") as ownership:
         for session in ("kept", "taken"):
             generation = await store.open_session(session, 1, "me")
-            ownership.own(session, generation, is_adoptable=True, on_lost=lambda name=session: lost.append(name))
+            ownership.own(session, generation, is_adoptable=True, on_lost=partial(lost.append, session))
             assert await ownership.note(session)
         await until_true(lambda: bool(redis_client.exists(keys.coordinator_lease("me"))))
         redis_client.flushall()
