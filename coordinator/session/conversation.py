@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from coordinator.cluster.seat import Seat
+from coordinator.ending import first
 from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.session.catching_up import Continued, OpenAnswers, learn
 from coordinator.session.events import EventSink, TurnEnded
-from coordinator.session.loop import Ending, SessionLoop, first
+from coordinator.session.loop import Ending, SessionLoop
 
 NextMessage = Callable[[TurnEnded], Awaitable[str | None]]
 """Returns a person's next message once the model has answered; None ends the session."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.cluster.seat import Seat
-from coordinator.ending import end
-from coordinator.ending import first as first
+from coordinator.ending import end, first
 from coordinator.endpoint.model import ModelClient
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.endpoint.reply import ModelReply
@@ -89,6 +88,7 @@ class SessionLoop:
             cancelled: Ends the session as soon as every call has its answer.
         """
         self.clock.start()
+        self.steps.repeats.begin_anew()
         stop = asyncio.Event()
         watching = asyncio.create_task(self._stop_in_time(cancelled, stop))
         try:

@@ -50,6 +50,11 @@ class Repeats:
         self.stop_reason = ""
         """Why the session must end; "" while it need not."""
 
+    def begin_anew(self) -> None:
+        """Forget all: somebody has spoken to the model since."""
+        self._failures.clear()
+        self.stop_reason = ""
+
     def checked(self, calls: Sequence[PlannedCall]) -> tuple[PlannedCall, ...]:
         """Return the calls of a reply, refusals at those that failed too often."""
         return tuple(self._checked(call) for call in calls)

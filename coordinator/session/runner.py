@@ -10,7 +10,7 @@ from typing import TypeVar
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import FINISH_S
 from coordinator.cluster.seat import Seat
-from coordinator.ending import end
+from coordinator.ending import end, first
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import TranscriptError
 from coordinator.session.approvals import Approvals, Approver, Lasting, OneAtATime
@@ -24,7 +24,7 @@ from coordinator.session.events import EventSink, Notice, SessionEnded, SessionR
 from coordinator.session.history import History
 from coordinator.session.home_tools import HOME_TOOLS, HomeTool
 from coordinator.session.limits import LiveLimits
-from coordinator.session.loop import Ending, SessionLoop, first
+from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.place import SessionPlace
 from coordinator.session.prompt import PromptFacts, system_prompt
 from coordinator.session.redact import Redactor

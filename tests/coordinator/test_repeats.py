@@ -49,6 +49,10 @@ def test_told_once_then_refused_then_the_session_stops() -> None:
     assert "was not run" in session.failed(EDIT)
     assert session.repeats.stop_reason.startswith("repeated_call: Edit ")
 
+    session.repeats.begin_anew()
+    assert session.repeats.stop_reason == ""
+    assert session.failed(EDIT) == "no such text", "another turn of a conversation"
+
 
 def test_a_success_that_may_have_changed_something_begins_anew() -> None:
     session = Session()
