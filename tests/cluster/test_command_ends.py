@@ -17,7 +17,7 @@ import pytest
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.test_command_line import SANDHOG, SECRET, ended, leftovers, running
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
 Until = Callable[..., None]
 

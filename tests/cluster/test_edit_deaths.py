@@ -19,7 +19,7 @@ from coordinator.session.events import CallFinished
 from tests.cluster.test_deaths import contents, kept_up
 from worker.contract import keys
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 LINES = 200_000
 END = "sandhog-test-end"
 
