@@ -186,6 +186,11 @@ def test_programs_are_told_that_nobody_is_there(run: Run) -> None:
     }
     seen = dict(line.split("=", 1) for line in run("env").stdout.text().splitlines() if "=" in line)
     assert {name: seen[name] for name in wanted} == wanted
+    assert seen["SHELL"].endswith("sh")
+
+
+def test_text_is_utf8_to_programs(run: Run) -> None:
+    assert run("x=é; echo ${#x}; printf é | wc -m").stdout.text().split() == ["1", "1"]
 
 
 def test_each_command_has_a_session_of_its_own(run: Run) -> None:
