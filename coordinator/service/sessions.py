@@ -356,8 +356,9 @@ class Sessions:
 
 
 def _elsewhere(entry: Entry) -> Refused:
-    words = f"Session {entry.session_id} is run by another process."
-    return Refused(Code.CONFLICT, words, "Ask that one, or again once it has ended.", retry_after_s=5)
+    words = f"Session {entry.session_id} is not run by this process."
+    fix = "Ask the one that runs it, or again in a moment: one whose server has died goes on here."
+    return Refused(Code.UNAVAILABLE, words, fix, retry_after_s=3)
 
 
 def _over(entry: Entry) -> Refused:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from coordinator.client import Client
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn, step_of
 from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
 from tests.conftest import short_directory
@@ -245,15 +246,19 @@ def test_a_server_that_ends_leaves_its_sessions_to_the_next_one(state_dir: Path,
     with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
         until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
         caller = made(client, loop="none")
-        calls = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "date +%s%N | tee t"}}]}
+        calls: dict[str, Any] = {
+            "step": 1,
+            "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "date +%s%N | tee t"}}],
+        }
         first = client.post(f"/v1/sessions/{caller}/tool_calls", json=calls).json()
         session_id = made(client, prompt=begun + "\nsleep 30\ntrue")
         until(lambda: client.get(f"/v1/sessions/{session_id}").json()["step"] == 3, "it is under way", 60)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.log.read_text()
     with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
-        again = client.post(f"/v1/sessions/{caller}/tool_calls", json=calls).json()
-        assert again == first, "the step is known again, and did not run a second time"
+        with Client(server.url, TOKEN) as own:
+            messages = own.tool_calls(caller, calls["tool_calls"], step=1)
+        assert messages == first["messages"], "the step is known again, and did not run a second time"
         shown = ended(client, session_id)
         assert (shown["status"], shown["text"]) == ("completed", "ran 4"), shown
         assert client.post(f"/v1/sessions/{caller}/finish").status_code == 202
