@@ -85,10 +85,14 @@ class Lease:
         except redis.RedisError as exc:
             log.warning("draining is told with the next renewal", extra={"error": str(exc)})
 
-    def close(self) -> None:
-        """Stop renewing and take the lease back, so that nobody waits for it to lapse."""
+    def stop(self) -> None:
+        """Stop renewing: the lease lapses, and the node's next life is waited for."""
         self._stop.set()
         self._thread.join(timeout=5)
+
+    def close(self) -> None:
+        """Stop renewing and take the lease back, so that nobody waits for it to lapse."""
+        self.stop()
         try:
             self._release(keys=self._keys, args=[self._life.incarnation, self._life.node])
         except redis.RedisError as exc:

@@ -113,7 +113,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     def take_hang_up(**_: object) -> None:
         # Celery has put its own handlers by then. An owned node's boxes are its owner's to end.
         if settings.owner_fd is None:
-            signal.signal(signal.SIGHUP, lambda *_: anew.hand_over(lease.close))
+            signal.signal(signal.SIGHUP, lambda *_: anew.hand_over(lease.stop))
 
     worker_shutting_down.connect(drain, weak=False)
     worker_ready.connect(take_hang_up, weak=False)
