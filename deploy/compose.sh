@@ -5,6 +5,7 @@
 #   bash deploy/compose.sh --tls --monitoring up -d with TLS for further hosts, with Prometheus and Grafana
 #   bash deploy/compose.sh --gvisor up -d           boxes under gVisor
 #   bash deploy/compose.sh --worker up -d           a further host: workers only
+#   bash deploy/compose.sh --overlay FILE up -d     with a compose file of your own on top
 #   bash deploy/compose.sh build                    makes the images anew
 #   bash deploy/compose.sh upgrade                  new images, one service after the other; boxes and sessions go on
 #   bash deploy/compose.sh down [--volumes]         ends sessions' boxes, then everything
@@ -31,13 +32,17 @@ export SANDHOG_STATE_DIR=${SANDHOG_STATE_DIR:-/var/lib/sandhog}
 export SANDHOG_SECRETS=${SANDHOG_SECRETS:-$DEPLOY/secrets}
 
 main() {
-    local files=() base=compose.yaml overlays=() with_tls=
+    local files=() base=compose.yaml overlays=() own=() with_tls=
     while [ $# -gt 0 ]; do
         case $1 in
         --tls) overlays+=(compose.tls.yaml) with_tls=1 ;;
         --gvisor) overlays+=(compose.gvisor.yaml) ;;
         --monitoring) overlays+=(compose.monitoring.yaml) ;;
         --worker) base=compose.worker.yaml ;;
+        --overlay)
+            shift
+            own+=(--file "$1")
+            ;;
         -h | --help)
             sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
             return
@@ -49,6 +54,7 @@ main() {
     [ $# -gt 0 ] || die "no command given" "For example:  bash deploy/compose.sh up -d" "All of them: bash deploy/compose.sh --help"
     local name
     for name in "$base" "${overlays[@]}"; do files+=(--file "$DEPLOY/$name"); done
+    files+=("${own[@]}")
     ensure_secrets "$base" "$with_tls"
     case $1 in
     token) cat "$SANDHOG_SECRETS/api_token" && echo && return ;;
