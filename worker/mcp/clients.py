@@ -28,6 +28,7 @@ from worker.boxes import Boxes
 from worker.contract.mcp import MCP_FILE, McpListing, McpServer, McpServers, McpToolSpec
 from worker.contract.orders import BoxOrder, CallOrder
 from worker.gates.gate import GateCall
+from worker.mcp.box_pipe import BoxPipe
 from worker.mcp.connection import (
     MOST_TOOLS,
     Connection,
@@ -204,7 +205,7 @@ class McpClients:
             return made
 
     def _opening(self, server: McpServer, order: BoxOrder) -> Opening:
-        def opening(on_end: Callable[[], None]) -> AbstractAsyncContextManager[TransportStreams]:
+        def opening(on_end: Callable[[str], None]) -> AbstractAsyncContextManager[TransportStreams]:
             if server.url:
                 return over_http(
                     server.url,
@@ -212,6 +213,11 @@ class McpClients:
                     timeout_s=server.timeout_s + MARGIN_S,
                     allow_private=server.allow_private,
                     deny=self._deny,
+                )
+            if server.where == "box":
+                return started(
+                    lambda: BoxPipe.start(lambda: self._boxes.box_for(order), server.command, server.args, server.env),
+                    on_end,
                 )
             return started(lambda: ProcessPipe.start(server.command, server.args, server.env, self._scratch), on_end)
 

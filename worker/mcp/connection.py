@@ -62,8 +62,11 @@ class ServerRefused(Exception):
 class Opening(Protocol):
     """Opens the way to a server."""
 
-    def __call__(self, on_end: Callable[[], None]) -> AbstractAsyncContextManager[TransportStreams]:
-        """Return the streams of a server that is started or connected to; `on_end` is called when it has ended."""
+    def __call__(self, on_end: Callable[[str], None]) -> AbstractAsyncContextManager[TransportStreams]:
+        """Return the streams of a server that is started or connected to.
+
+        `on_end` is called with its last words when it has ended.
+        """
 
 
 class Connection:
@@ -167,10 +170,16 @@ class Connection:
         self._life = asyncio.create_task(self._live(ready), name=f"mcp {self.server.name}")
 
     async def _live(self, ready: "asyncio.Future[Client]") -> None:
-        over = self._over
+        over, said = self._over, ""
+
+        def ended(words: str) -> None:
+            nonlocal said
+            said = words.strip() or said
+            over.set()
+
         try:
             async with Client(
-                self._opening(over.set),
+                self._opening(ended),
                 cache=None,
                 client_info=Implementation(name="sandhog", version=importlib.metadata.version("sandhog")),
                 message_handler=self._heard,
@@ -187,7 +196,7 @@ class Connection:
                     listening.cancel()
                     await asyncio.wait({listening})
         except Exception as exc:
-            self._failed(exc)
+            self._failed(exc, said)
             if not ready.done():
                 ready.set_exception(ServerFailed(self._fault))
         finally:
@@ -228,10 +237,10 @@ class Connection:
         self._current.clear()
         self._changed.set()
 
-    def _failed(self, exc: BaseException) -> None:
+    def _failed(self, exc: BaseException, said: str) -> None:
         while isinstance(exc, BaseExceptionGroup) and exc.exceptions:
             exc = exc.exceptions[0]
-        self._fault = _words(exc)
+        self._fault = _words(exc) + (f" (it said: {said[-WORDS_CHARS:]})" if said else "")
         self._failures += 1
         self._not_before = self._clock() + min(AGAIN_S * 2 ** (self._failures - 1), MOST_AGAIN_S)
         log.warning("an MCP server failed", extra={"server": self.server.name, "error": self._fault})

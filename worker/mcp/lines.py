@@ -16,6 +16,10 @@ LINE_BYTES = 16 * 1024 * 1024
 class LinePipe(Protocol):
     """A started server's input and output."""
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it said on standard error."""
+
     async def read(self) -> bytes:
         """Return the next line; empty at the end, or when the line is longer than `LINE_BYTES`."""
 
@@ -27,12 +31,12 @@ class LinePipe(Protocol):
 
 
 @asynccontextmanager
-async def over_lines(pipe: LinePipe, on_end: Callable[[], None]) -> AsyncIterator[TransportStreams]:
+async def over_lines(pipe: LinePipe, on_end: Callable[[str], None]) -> AsyncIterator[TransportStreams]:
     """Yield the streams of a server at a pipe; the server ends with the block.
 
     Args:
         pipe: To the server.
-        on_end: Called when it says no more.
+        on_end: Called with its last words when it says no more.
     """
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
@@ -46,7 +50,7 @@ async def over_lines(pipe: LinePipe, on_end: Callable[[], None]) -> AsyncIterato
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             pass
         finally:
-            on_end()
+            on_end(pipe.last_words)
 
     async def write() -> None:
         try:
@@ -57,7 +61,7 @@ async def over_lines(pipe: LinePipe, on_end: Callable[[], None]) -> AsyncIterato
         except OSError:
             # It has ended: nobody must wait for its answers.
             await to_session.aclose()
-            on_end()
+            on_end(pipe.last_words)
 
     try:
         async with anyio.create_task_group() as tasks:
@@ -83,7 +87,7 @@ def _message(line: bytes) -> SessionMessage | Exception:
 
 @asynccontextmanager
 async def started(
-    start: Callable[[], Awaitable[LinePipe]], on_end: Callable[[], None]
+    start: Callable[[], Awaitable[LinePipe]], on_end: Callable[[str], None]
 ) -> AsyncIterator[TransportStreams]:
     """Yield the streams of a server that is started for it."""
     async with over_lines(await start(), on_end) as streams:

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 END_S = 10.0
+THREADS = 64
 
 
 class OwnedLoop:
@@ -32,6 +33,8 @@ class OwnedLoop:
                 raise RuntimeError("the node is ending")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                # Starts of boxes and servers that do not read hold a thread each.
+                self._loop.set_default_executor(ThreadPoolExecutor(THREADS, "mcp"))
                 self._thread = threading.Thread(target=self._loop.run_forever, name="mcp", daemon=True)
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -15,6 +15,7 @@ from worker.own_process import PASSED_ON, end_all_of
 from worker.own_wire import own_uid
 
 PRINTED_BYTES = 8_000
+LAST_WORDS_S = 0.5
 GRACE_S = 2.0
 """How long a server may take to end once its input is closed."""
 
@@ -48,14 +49,23 @@ class ProcessPipe:
         )  # fmt: skip
         return cls(process, home)
 
+    @property
+    def last_words(self) -> str:
+        """The end of what it said on standard error."""
+        return self.printed.decode(errors="replace")
+
     async def read(self) -> bytes:
         """Return the next line; empty at the end."""
         assert self._process.stdout is not None
         try:
-            return await self._process.stdout.readline()
+            line = await self._process.stdout.readline()
         except ValueError:
             # Longer than the bound: what follows in it cannot be told from a new message.
             return b""
+        if not line:
+            # Its last words may be on their way still.
+            await asyncio.wait({self._printing}, timeout=LAST_WORDS_S)
+        return line
 
     async def write(self, data: bytes) -> None:
         """Send bytes."""

@@ -44,7 +44,7 @@ def _text(block: ContentBlock) -> str:
             return block.text
         case ImageContent() | AudioContent():
             what = "an image" if isinstance(block, ImageContent) else "a recording"
-            size = len(block.data) * 3 // 4
+            size = len(block.data.rstrip("=")) * 3 // 4
             return f"[{what} of {size} bytes ({block.mime_type:.60}) is left out: only text can be shown]"
         case ResourceLink():
             return f"[resource {block.uri}: {block.description or block.name}]"
