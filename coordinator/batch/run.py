@@ -161,7 +161,7 @@ class Batch:
             raise
         except SandhogError as exc:
             return None, str(exc)
-        return result, infrastructure_failure(result)
+        return result, infrastructure_failure(result, has_check=request.check is not None)
 
     async def _is_stopped_within(self, seconds: float) -> bool:
         with suppress(TimeoutError):

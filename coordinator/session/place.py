@@ -23,7 +23,7 @@ from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.step import StepRunner
 from worker.contract import keys
-from worker.contract.checks import Check
+from worker.contract.checks import Check, CheckOutcome
 from worker.contract.mcp import McpListing
 from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, ProjectNotes
 
@@ -148,14 +148,16 @@ class SessionPlace:
         """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy."""
         placement, store = self._cluster.placement, self._cluster.store
         away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
-        finished, node = FinishOutcome(session=self._session), self._node
+        check = self._check(ending)
+        finished = await self._place_for_check() if check is not None else FinishOutcome(session=self._session)
+        node = self._node
         is_done = ending.status == "completed"
         if node is not None:
             finished = await placement.finish(
                 self.box,
                 node,
                 apply=self._request.apply and is_done,
-                check=self._check(ending),
+                check=check,
                 keep_workspace=self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done),
                 away_s=away_s,
             )
@@ -206,6 +208,16 @@ class SessionPlace:
                     json.dump(records, file)
         except (RedisError, OSError) as exc:
             log.info("read metadata is not kept", extra={"session_id": self._session, "error": str(exc)})
+
+    async def _place_for_check(self) -> FinishOutcome:
+        """Find a place for the check of a session that was over before it had one; the outcome where there is none."""
+        finished = FinishOutcome(session=self._session)
+        if self._node is None:
+            try:
+                self._node = await self._cluster.placement.place(self._session)
+            except NoBox as exc:
+                return finished.model_copy(update={"check": CheckOutcome(error=str(exc), is_infrastructure=True)})
+        return finished
 
     def _check(self, ending: Ending) -> Check | None:
         """Return what judges the session's work, its files laid out; None where there is nothing to judge."""

@@ -25,6 +25,8 @@ def model(messages: list[dict[str, Any]]) -> Turn:
     """Does what the prompt says."""
     prompt = next(message["content"] for message in messages if message["role"] == "user")
     is_first = messages[-1]["role"] != "tool"
+    if "answer" in prompt:
+        return Turn("done")
     if "loop" in prompt:
         return Turn(calls=(ScriptedCall("Bash", {"command": "true"}),))
     if "slow" in prompt and is_first:
@@ -92,6 +94,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
         {"id": "loops", "prompt": "loop", "limits": {"steps": 2}, "meta": {"mine": [1]}},
         {"id": "packed", "prompt": "go", "workspace": "work.tar.gz", "check": "cat inner/b.txt"},
         {"id": "imaged", "prompt": "go", "workspace": "image:/etc/apt", "check": "test -d apt.conf.d"},
+        {"id": "quiet", "prompt": "answer", "workspace": "project", "check": "cat a.txt"},
         {"id": "no-box", "prompt": "go", "image": "localhost:1/none:1"},
         {
             "instance_id": "org__repo-1",
@@ -114,7 +117,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
         assert again.returncode == 1
         assert len(json.dumps(list(endpoint.requests))) == len(asked), "nothing is run again"
     found = {(line["id"], line["sample"]): line for line in lines(out)}
-    assert len(found) == 8, err
+    assert len(found) == 9, err
     for name in ("passes", "packed", "imaged", "org__repo-1"):
         line = found[name, 1]
         assert (line["status"], line["error"], line["check"]["passed"]) == ("completed", None, True), line
@@ -123,6 +126,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
     assert found["passes", 1]["check"]["reward"] == 0.25
     assert found["passes", 1]["check"]["output"].startswith("expected\n")
     assert (out / "passes" / "patch.diff").exists()
+    assert found["quiet", 1]["check"]["passed"], "also of a session that was over before it had a box"
     assert found["packed", 1]["check"]["output"] == "gamma\n"
     assert found["org__repo-1", 1]["check"]["output"] == "1\nfirst\nwritten\n"
     for sample in (1, 2):
@@ -136,8 +140,8 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
     assert prediction["instance_id"] == "org__repo-1"
     assert "+written" in prediction["model_patch"]
     summary = json.loads(said)
-    assert (summary["runs"], summary["completed"], summary["infrastructure_errors"]) == (8, 6, 1)
-    assert summary["pass_at"]["1"] == pytest.approx(4 / 5)
+    assert (summary["runs"], summary["completed"], summary["infrastructure_errors"]) == (9, 7, 1)
+    assert summary["pass_at"]["1"] == pytest.approx(5 / 6)
     assert json.loads(repeated) == summary
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["model"] == "scripted"

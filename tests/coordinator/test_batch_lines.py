@@ -138,6 +138,11 @@ def result(**fields: Any) -> SessionResult:
     )
 
 
+def test_a_check_that_said_nothing_is_no_verdict() -> None:
+    assert infrastructure_failure(result(), has_check=True) is not None
+    assert infrastructure_failure(result(status="failed", stop_reason="empty reply"), has_check=True) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "is_broken"),
     [
