@@ -18,7 +18,7 @@ Amount = Annotated[float, Field(gt=0, le=10**12)]
 class Limits(BaseModel):
     """What a session may use at most, its sub-agents included; None is no limit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     steps: Count = DEFAULT_STEPS
     """Replies of the model, but for one that sums up."""

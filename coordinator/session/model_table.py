@@ -26,7 +26,7 @@ MILLION = 1_000_000
 class ModelFacts(BaseModel):
     """What is known of one model; None is not known."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True)
 
     input_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """US dollars for a million tokens sent."""
