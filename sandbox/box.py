@@ -35,6 +35,9 @@ SHORT_TIMEOUT_S = 20.0
 class Box(Lifeline):
     """A running container and its guest. Thread-safe; many requests may be under way at once."""
 
+    image_id = ""
+    """Digest of the image that it was started from; "" where there is none."""
+
     def run(self, request: RunRequest, on_output: Callable[[bytes], None] | None = None) -> RunAnswer:
         """How the command ended. `on_output` gets all output, from the beginning, once there is much of it.
 

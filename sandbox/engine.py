@@ -238,6 +238,7 @@ class DockerEngine:
         container = DockerContainer(self._client, record.container, self._deaths)
         carrier_of = self._settings.egress.carrier_of(record.box_id, record.egress)
         box = Box(record.box_id, container, env, self._forget, carrier_of)
+        box.image_id = record.image
         with self._lock:
             self._boxes[record.box_id] = box
         return box

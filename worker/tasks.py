@@ -74,4 +74,6 @@ def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
     listing = mcp.listing(order.box)
     ready_ms = (time.monotonic() - started) * 1000
     bounds = boxes.bounds(order.box)
-    return PrepareOutcome(session=session, ready_ms=ready_ms, bounds=bounds, notes=notes, mcp=listing)
+    return PrepareOutcome(
+        session=session, image_id=box.image_id, ready_ms=ready_ms, bounds=bounds, notes=notes, mcp=listing
+    )

@@ -1,17 +1,20 @@
 """One session for one run of a task: request → **attempt** → result."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.batch.clients import Clients
 from coordinator.cluster.parts import Cluster
 from coordinator.ending import end
 from coordinator.session.approvals import Approver
+from coordinator.session.events import SessionPlaced
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
 from coordinator.session.runner import SessionRunner
+
+OnImage = Callable[[str], None]
 
 HURRY_S = 3.0
 """How long a session that is hurried may still take to end its box."""
@@ -35,8 +38,8 @@ class Attempts:
     secrets: Sequence[str]
     stop: Stop
 
-    async def attempt(self, request: SessionRequest, model: str | None) -> SessionResult:
-        """Return what the session came to.
+    async def attempt(self, request: SessionRequest, model: str | None, on_image: OnImage) -> SessionResult:
+        """Return what the session came to; `on_image` is told the digest of its box's image.
 
         Raises:
             SandhogError: it could not be begun.
@@ -46,7 +49,7 @@ class Attempts:
             cluster=self.cluster,
             model=await self.clients.client(model),
             approver=self.approver,
-            sinks=[],
+            sinks=[lambda event: on_image(event.image_id) if isinstance(event, SessionPlaced) else None],
             secrets=[*self.secrets, *request.parameters.secrets],
         )
         session = asyncio.create_task(runner.run(self.stop.soon), name=f"session {runner.session_id}")

@@ -72,6 +72,8 @@ class ResultLine(_Part):
     session_id: str = ""
     model: str = ""
     image: str = ""
+    image_id: str = ""
+    """Digest of the image that its box ran on."""
     seconds: float = 0.0
     finished_at: str = ""
     transcript: str | None = None

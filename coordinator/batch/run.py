@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from coordinator.batch.attempt import Attempts
+from coordinator.batch.attempt import Attempts, OnImage
 from coordinator.batch.lines import CheckLine, ErrorLine, ResultLine, Results, now
 from coordinator.batch.requests import Requests
 from coordinator.batch.rows import TaskRow
@@ -132,10 +132,10 @@ class Batch:
         """Return what a turn came to, tried again while something around it broke it; None when it was cancelled."""
         row = self._tasks.row(turn.entry)
         request = self._affordable(self._requests.request(row, turn.sample, turn.entry.samples))
-        started, cost = time.monotonic(), 0.0
+        started, cost, image_ids = time.monotonic(), 0.0, [""]
         knows_cost = True
         for number in range(1, self._plan.tries + 1):
-            result, failure = await self._try(request, row)
+            result, failure = await self._try(request, row, image_ids.append)
             if result is not None:
                 if result.status == "cancelled":
                     return None
@@ -151,12 +151,15 @@ class Batch:
         error = ErrorLine(message=failure, tries=number) if failure is not None else None
         line = await asyncio.to_thread(self._told, turn, row, request, result, error)
         shown_cost = cost if knows_cost and result is not None else None
-        return line.model_copy(update={"cost": shown_cost, "seconds": round(time.monotonic() - started, 3)})
+        seconds = round(time.monotonic() - started, 3)
+        return line.model_copy(update={"cost": shown_cost, "seconds": seconds, "image_id": image_ids[-1]})
 
-    async def _try(self, request: SessionRequest, row: TaskRow) -> tuple[SessionResult | None, str | None]:
+    async def _try(
+        self, request: SessionRequest, row: TaskRow, on_image: OnImage
+    ) -> tuple[SessionResult | None, str | None]:
         """Return the session's result, if it could be begun, and what broke it, if something around it did."""
         try:
-            result = await self._attempts.attempt(request, row.model)
+            result = await self._attempts.attempt(request, row.model, on_image)
         except ConfigError:
             raise
         except SandhogError as exc:

@@ -176,6 +176,8 @@ class SessionPlaced(_Event):
     """The life of Redis in which its calls are claimed."""
     bounds: dict[str, str] = {}
     """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
+    image_id: str = ""
+    """Digest of the image that the box runs on."""
 
 
 class ToolsShown(_Event):

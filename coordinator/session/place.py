@@ -119,7 +119,13 @@ class SessionPlace:
         self.mcp = prepared.mcp
         run_id = await self._ask(self._cluster.store.run_id)
         self._emit(
-            SessionPlaced(node=node.node, incarnation=node.incarnation, run_id=run_id, bounds=dict(prepared.bounds))
+            SessionPlaced(
+                node=node.node,
+                incarnation=node.incarnation,
+                run_id=run_id,
+                bounds=dict(prepared.bounds),
+                image_id=prepared.image_id,
+            )
         )
         return Seat(
             self.box,

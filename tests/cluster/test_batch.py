@@ -123,6 +123,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
         assert (line["status"], line["error"], line["check"]["passed"]) == ("completed", None, True), line
         assert "+written" in (out / line["patch"]).read_text()
         assert '"session_ended"' in (out / line["transcript"]).read_text()
+    assert found["passes", 1]["image_id"].startswith("sha256:")
     assert found["passes", 1]["check"]["reward"] == 0.25
     assert found["passes", 1]["check"]["output"].startswith("expected\n")
     assert (out / "passes" / "patch.diff").exists()

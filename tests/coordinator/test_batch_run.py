@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.batch.attempt import Attempts, Stop
+from coordinator.batch.attempt import Attempts, OnImage, Stop
 from coordinator.batch.clients import Clients
 from coordinator.batch.lines import ResultLine, Results, read_lines
 from coordinator.batch.requests import Defaults, Requests
@@ -40,9 +40,10 @@ class Played(Attempts):
     play: Play
     asked: list[str]
 
-    async def attempt(self, request: SessionRequest, model: str | None) -> SessionResult:
+    async def attempt(self, request: SessionRequest, model: str | None, on_image: OnImage) -> SessionResult:
         before = self.asked.count(request.prompt)
         self.asked.append(request.prompt)
+        on_image("sha256:1")
         await asyncio.sleep(0)
         return self.play(request, before)
 
@@ -112,6 +113,7 @@ def test_what_breaks_around_a_session_is_tried_again_and_told_apart(tmp_path: Pa
     lines = stage.lines()
     assert stage.asked == ["p0", "p0", "p1", "p1", "p1", "p2"]
     assert lines["t0"].is_completed
+    assert lines["t0"].image_id == "sha256:1"
     assert lines["t0"].meta == {"mine": 1}
     assert lines["t1"].error is not None
     assert (lines["t1"].error.tries, lines["t1"].error.message) == (3, "box: no image")

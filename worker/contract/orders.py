@@ -233,6 +233,8 @@ class PrepareOutcome(Contract):
     """Whether the box stands."""
 
     session: str
+    image_id: str = ""
+    """Digest of the image that it runs on."""
     error: str | None = None
     """Why there can be no box, in words that say what to do; None when it stands."""
     ready_ms: float = 0.0
