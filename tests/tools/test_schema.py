@@ -47,7 +47,7 @@ def refusal(name: str, raw: Any) -> str:
 def test_bad_arguments_are_refused_with_the_fault_and_what_is_allowed(raw: str, fault: str) -> None:
     message = refusal("Read", raw)
     assert fault in message
-    assert "path (string, required), offset (integer ≥ 1), limit (integer ≥ 1)" in message
+    assert "path (string, required), offset (integer ≥ 1 ≤ 2000000000), limit (integer ≥ 1 ≤ 2000000000)" in message
 
 
 def test_a_value_outside_an_enum_is_refused_with_the_allowed_ones() -> None:
