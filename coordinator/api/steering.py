@@ -34,6 +34,16 @@ class Farewell(Body):
     """Kept as the final text of a session without a model."""
 
 
+class GivenLimits(Limits):
+    """Those fields that are there count."""
+
+    # Built at once: a body's schema that is built at its first use is not what the framework expects.
+    model_config = ConfigDict(defer_build=False)
+
+
+WITHOUT_WORDS = Farewell()
+
+
 class Answer(Body):
     """A human's answer about one call."""
 
@@ -79,14 +89,14 @@ async def message(entry: Named, body: Message, service: Service, asker: Asker) -
 
 
 @router.post("/finish", status_code=202, response_model=SessionView)
-async def finish(entry: Named, service: Service, body: Farewell | None = None) -> SessionView:
+async def finish(entry: Named, service: Service, body: Farewell = WITHOUT_WORDS) -> SessionView:
     """Let a session complete that waits for a message or for calls, so that its patch is made."""
-    service.finish(entry, body.text if body is not None else "")
+    service.finish(entry, body.text)
     return service.view(entry)
 
 
 @router.patch("/limits", response_model=Limits)
-async def limits(entry: Named, body: Limits, service: Service) -> Limits:
+async def limits(entry: Named, body: GivenLimits, service: Service) -> Limits:
     """Change limits of a session that waits or runs; those that are not named stay. Answers those it has now."""
     return service.limit(entry, body)
 

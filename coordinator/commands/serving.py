@@ -27,6 +27,7 @@ from coordinator.service.models import Models
 from coordinator.service.serve_settings import ServeSettings, read_serve_settings
 from coordinator.service.sessions import Sessions
 from coordinator.service.tokens import Tokens
+from coordinator.service.webhooks import Webhooks
 from coordinator.session.model_table import read_model_table
 from coordinator.session.request import LOCAL
 from coordinator.settings import Settings, read_settings
@@ -113,6 +114,7 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             tokens=tokens,
             max_running=most,
             max_file_bytes=serve_settings.max_file_bytes,
+            webhooks=Webhooks(serve_settings.webhook_private),
             hidden=hidden,
         )
         await stack.enter_async_context(sessions)

@@ -33,7 +33,8 @@ from coordinator.service.records import KeyedSession, SessionRecord, claim_key, 
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
 from coordinator.service.views import SessionView, view_of
-from coordinator.service.wanted import NewSession
+from coordinator.service.wanted import NewSession, Webhook
+from coordinator.service.webhooks import Webhooks
 from coordinator.session.ceilings import usable_tools
 from coordinator.session.events import TextDelta
 from coordinator.session.limits import Limits
@@ -71,6 +72,7 @@ class Sessions:
         tokens: The principals, for sessions that waited when an earlier process ended.
         max_running: How many run at once.
         max_file_bytes: Size of the largest file that is read out of a workspace.
+        webhooks: Who is told of ends; None reaches public addresses only.
         hidden: Values that must never reach a transcript.
     """
 
@@ -83,13 +85,16 @@ class Sessions:
         tokens: Tokens,
         max_running: int,
         max_file_bytes: int = MAX_FILE_BYTES,
+        webhooks: Webhooks | None = None,
         hidden: tuple[str, ...] = (),
     ) -> None:
+        webhooks = webhooks or Webhooks()
         self.cluster = cluster
         self.max_file_bytes = max_file_bytes
         self.archives = admission.archives
         self.index = Index(cluster.state_dir)
         self._admission = admission
+        self._webhooks = webhooks
         self._floor = Floor(
             cluster,
             self.index,
@@ -98,7 +103,7 @@ class Sessions:
             tokens=tokens,
             max_running=max_running,
             hidden=hidden,
-            on_end=lambda entry: None,
+            on_end=webhooks.tell,
         )
         self._quotas = Quotas(self._floor.line, time.monotonic)
         self._making: dict[tuple[str, str], asyncio.Lock] = {}
@@ -110,12 +115,14 @@ class Sessions:
         for entry in self.index:
             if entry.waits_for_nobody:
                 await self._floor.take_up(entry)
+            self._webhooks.tell(entry)
         await self._floor.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.close()
         await self._floor.__aexit__()
+        await self._webhooks.__aexit__()
 
     def close(self) -> None:
         """Begin nothing any more, and let all who follow go."""
@@ -173,7 +180,7 @@ class Sessions:
             labels=wanted.labels,
             loop=wanted.loop,
             wanted=wanted.model_copy(update={"webhook": None}),
-            webhook=wanted.webhook,
+            webhook=_signed(wanted.webhook),
         )
         entry = Entry(record, self.cluster.state_dir / "sessions" / session_id, is_ours=True)
         await on_volume(_keep, entry)
@@ -353,6 +360,13 @@ class Sessions:
     async def drain(self, grace_s: float) -> int:
         """Begin no session any more and wait for those that run; return how many still do after the time."""
         return await self._floor.drain(grace_s)
+
+
+def _signed(webhook: Webhook | None) -> Webhook | None:
+    """Return the webhook with a secret, made where none was given."""
+    if webhook is None or webhook.secret is not None:
+        return webhook
+    return webhook.model_copy(update={"secret": secrets.token_urlsafe(32)})
 
 
 def _elsewhere(entry: Entry) -> Refused:

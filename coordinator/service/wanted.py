@@ -6,8 +6,9 @@ These models are the documented bodies: unknown fields are refused, so that a mi
 import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.session.limits import Limits
@@ -49,6 +50,14 @@ class Webhook(Body):
     """Gets a POST with the session as its body."""
     secret: Annotated[Text, Field(min_length=16, max_length=200)] | None = None
     """Signs what is sent; one is made and answered once where none is given."""
+
+    @field_validator("url")
+    @classmethod
+    def _has_a_host(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if not parts.hostname or parts.username is not None or parts.port == 0:
+            raise ValueError("it needs a host, and takes neither user nor password")
+        return value
 
 
 class NewSession(Body):

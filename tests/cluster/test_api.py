@@ -16,7 +16,7 @@ import httpx2
 import pytest
 
 from coordinator.client import Client
-from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn, step_of
+from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
 from tests.conftest import short_directory
 
@@ -102,8 +102,10 @@ def bash(command: str) -> Turn:
 
 def says(messages: list[dict[str, Any]]) -> Turn:
     """The prompt says what the model does: each of its lines is a command, run a step after the other."""
-    said = [message for message in messages if message["role"] == "user"][-1]["content"]
-    step = step_of(messages)
+    # What this program itself says to the model begins with a bracket.
+    heard = [at for at, one in enumerate(messages) if one["role"] == "user" and not one["content"].startswith("[")][-1]
+    said = messages[heard]["content"]
+    step = sum(message["role"] == "assistant" for message in messages[heard:])
     commands = [line for line in said.splitlines() if not line.startswith("#")]
     return bash(commands[step]) if step < len(commands) else Turn(f"ran {len(commands)}")
 

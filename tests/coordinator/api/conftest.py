@@ -25,6 +25,7 @@ from coordinator.service.principals import Allowance
 from coordinator.service.serve_settings import ServeSettings
 from coordinator.service.sessions import Sessions
 from coordinator.service.tokens import Tokens
+from coordinator.service.webhooks import Webhooks
 from coordinator.session.model_table import ModelTable
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
@@ -85,6 +86,7 @@ class Serves:
         max_running: int = 500,
         roots: dict[str, Path] | None = None,
         redis_url: str | None = None,
+        webhooks: Webhooks | None = None,
         **settings: Any,
     ) -> Served:
         enter = self._stack.enter_async_context
@@ -102,7 +104,9 @@ class Serves:
             environment=os.environ,
         )
         tokens = Tokens(self.state_dir, FIRST_TOKEN)
-        sessions = await enter(Sessions(cluster, admission, models, tokens=tokens, max_running=max_running))
+        sessions = await enter(
+            Sessions(cluster, admission, models, tokens=tokens, max_running=max_running, webhooks=webhooks)
+        )
         listener = socket.create_server(("127.0.0.1", 0))
         app = create_app(sessions, tokens, ServeSettings(**settings))
         config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)

@@ -18,7 +18,7 @@ async def test_without_a_token_there_is_nothing(served: Served) -> None:
     big = await nobody.post("/v1/sessions", content=b"[" * 10_000)
     assert code(big) == "UNAUTHENTICATED", "nothing of the body is looked at"
     for value in (FIRST_TOKEN, f"Basic {FIRST_TOKEN}", "Bearer", f"Bearer {FIRST_TOKEN}x", "Bearer \u00e9"):
-        response = await nobody.get("/v1/nodes", headers={"Authorization": value.encode()})
+        response = await nobody.get("/v1/nodes", headers=[(b"Authorization", value.encode())])
         assert code(response) == "UNAUTHENTICATED", value
     twice = [("Authorization", f"Bearer {FIRST_TOKEN}"), ("Authorization", "Bearer other")]
     assert code(await nobody.get("/v1/nodes", headers=twice)) == "UNAUTHENTICATED"

@@ -88,7 +88,7 @@ def test_the_command_makes_lists_and_revokes(tmp_path: Path) -> None:
     token = runner.invoke(app, ["create", "team", "--ceiling-file", str(ceiling)]).stdout.strip()
     principal = Tokens(tmp_path).authenticate(token)
     assert principal is not None
-    assert principal.allowance.ceiling.tools == {"Read"}
+    assert principal.allowance.ceiling.tools == frozenset({"Read"})
     listed = runner.invoke(app, ["list"]).stdout
     assert "team: " in listed
     assert token not in listed
