@@ -1,7 +1,7 @@
 """What an earlier owner of a session left unanswered: rebuild → **catching_up** → history, loop.
 
-Nothing is run again. A finished answer is collected from the node; a call that never ran says so, behind a fence; and
-only what nobody can tell is *may have run*.
+Nothing is run again, and nothing is begun but what waited for a human's yes. A finished answer is collected from the
+node; a call that never ran says so, behind a fence; and only what nobody can tell is *may have run*.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Seat
 from coordinator.cluster.settle import MAX_ATTEMPTS
-from coordinator.cluster.store import Store
 from coordinator.session.approvals import Lasting
 from coordinator.session.budget import Answered, answered, refused
 from coordinator.session.plan import PlannedCall, plan
@@ -87,16 +86,23 @@ class OpenAnswers:
 
         Raises:
             RedisLost: nothing can be found out now.
+            LostSession: another coordinator has the session now.
         """
         calls = plan(opened.calls, opened.ids, self.registry, strict=self.strict)
-        await self._tidy(opened, seat, cancelled)
-        found: dict[int, Answered] = {}
+        await self._give_lanes(opened, seat, cancelled)
         missing = [calls[at] for at in opened.missing]
+        # Whoever is asked about a call is asked on, with the time that is left; what comes behind it waits as well.
+        waiting = [call for call in missing if opened.asked and call.index not in opened.begun and call.refusal is None]
         # All at once: one that still runs must not hold up what is known of the others.
-        results = await asyncio.gather(*[self._answer(call, opened, seat, cancelled) for call in missing])
-        for answer in results:
-            self.steps.record(opened.step, answer, found)
+        known = await asyncio.gather(
+            *[self._answer(call, opened, seat, cancelled) for call in missing if call not in waiting]
+        )
+        for answer in known:
+            self.steps.record(opened.step, answer, {})
             opened.answers[answer.call.index] = answer.content
+        if waiting:
+            answers = await self.steps.run(opened.step, waiting, seat, cancelled)
+            opened.answers.update(zip((call.index for call in waiting), answers, strict=True))
         return opened.in_order()
 
     async def _answer(self, call: PlannedCall, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> Answered:
@@ -119,18 +125,15 @@ class OpenAnswers:
         )
         return answered(call, outcome, 0.0)
 
-    async def _tidy(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
-        """Give the lanes back that the earlier owner's calls held, and end its questions to a human."""
-        store: Store = self.cluster.store
+    async def _give_lanes(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Give the lanes back that the earlier owner's calls held."""
         step = [
             CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=at)
             for at in range(len(opened.calls))
         ]
         holders = [str(attempt) for key in step for attempt in _attempts(key)]
         node = self.rebuilt.placed.node if self.rebuilt.placed else seat.node.node
-        await patiently(partial(store.give_lanes, node, holders), cancelled)
-        for at in opened.asked:
-            await patiently(partial(self.cluster.requests.close, seat.session, f"{opened.step}.{at}"), cancelled)
+        await patiently(partial(self.cluster.store.give_lanes, node, holders), cancelled)
 
 
 def _attempts(key: CallKey) -> list[CallKey]:

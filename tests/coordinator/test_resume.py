@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ TEN_STEPS = [
     Turn(calls=(bash("echo 1"),)),
     Turn(calls=(ScriptedCall("TodoWrite", TODOS),)),
     Turn("Many.", calls=(read("c"), bash("echo 2"), read("d"), bash("echo 3"))),
-    Turn(calls=(ScriptedCall("Nothing", {}), bash("echo 4"))),
+    Turn(calls=(ScriptedCall("Nothing", {}), bash("touch 4"), bash("touch 5"))),
     Turn(calls=(ScriptedCall("Read", "{"),)),
     Turn("cut", finish_reason="length"),
     Turn(calls=(bash("echo 5"), bash("echo 6"))),
@@ -130,10 +131,11 @@ def cuts(content: bytes) -> Iterator[int]:
 async def test_a_session_goes_on_wherever_its_owner_was_killed(
     cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
-    whole = await play(cluster, model, wanted(tmp_path))
+    chosen = replace(wanted(tmp_path).workspace, policy=Policy.GUARDED)
+    whole = await play(cluster, model, wanted(tmp_path, workspace=chosen))
     assert (whole.status, whole.steps) == ("completed", 10), whole
     session_dir = Path(whole.transcript).parent
-    content = content_of(whole)
+    content, questions = content_of(whole), 0
     for number, at in enumerate(cuts(content)):
         name = f"20300131-120000-{number:08x}"
         copy = session_dir.parent / name
@@ -144,6 +146,8 @@ async def test_a_session_goes_on_wherever_its_owner_was_killed(
         before = rebuild(read_session(copy).entries)
         opened = before.open_step
         begun = {f"{opened.step}.{index}" for index in opened.begun} if opened else set()
+        asked = {f"{opened.step}.{index}" for index in opened.asked} if opened else set()
+        questions += len(asked)
         table = Table(known=begun)
         runner = await go_on(
             Cluster(**{**vars(cluster), "executor": table}), model, name, "more" if before.ended else ""
@@ -157,11 +161,13 @@ async def test_a_session_goes_on_wherever_its_owner_was_killed(
         assert result.status == "completed", (at, result)
         assert set(table.ran.values()) <= {1}, "no call runs twice"
         assert not begun & set(table.ran), "what was started is not started again"
+        assert asked <= set(table.ran), "who was asked is asked on"
         check_whole(events_of(cluster, name))
         after = rebuild(read_session(copy).entries)
         validate(after.history.messages)
         assert after.text == result.text
         shutil.rmtree(copy)
+    assert questions
 
 
 def check_whole(events: list[Event]) -> None:
