@@ -5,10 +5,10 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 
 import docker
-from docker.errors import NotFound
 
 from sandbox.container import remove_container, translated
 from sandbox.creation import LABEL, NAME_PREFIX
@@ -67,18 +67,20 @@ class ImageFiles:
 
     def _write(self, client: docker.APIClient, name: str, image: str, path: str, target: Path, most_bytes: int) -> None:
         deadline, left_bytes = time.monotonic() + TIMEOUT_S, most_bytes + SLACK_BYTES
-        with target.open("xb") as file:
-            try:
-                with translated(f"files of {image}"):
-                    pieces, _ = client.get_archive(name, path.rstrip("/"), chunk_size=PIECE_BYTES)
-                    for piece in pieces:
-                        left_bytes -= len(piece)
-                        if left_bytes < 0:
-                            raise ImageFilesMissing(f"{path} of {image} is larger than {most_bytes // 1024**2} MiB")
-                        if time.monotonic() > deadline:
-                            raise ImageFilesMissing(f"{path} of {image} was not copied within {TIMEOUT_S:.0f} s")
-                        file.write(piece)
-            except EngineUnavailable as exc:
-                if isinstance(exc.__cause__, NotFound):
-                    raise ImageFilesMissing(f"the image {image} has nothing at {path}") from exc
-                raise
+        # Not the client's own method: the engine keeps the container busy until the response is closed.
+        url = f"{client.base_url}/v{client.api_version}/containers/{name}/archive"
+        with (
+            target.open("xb") as file,
+            translated(f"files of {image}"),
+            client.get(url, params={"path": path.rstrip("/")}, stream=True, timeout=TIMEOUT_S) as response,
+        ):
+            if response.status_code == HTTPStatus.NOT_FOUND:
+                raise ImageFilesMissing(f"the image {image} has nothing at {path}")
+            response.raise_for_status()
+            for piece in response.iter_content(PIECE_BYTES):
+                left_bytes -= len(piece)
+                if left_bytes < 0:
+                    raise ImageFilesMissing(f"{path} of {image} is larger than {most_bytes // 1024**2} MiB")
+                if time.monotonic() > deadline:
+                    raise ImageFilesMissing(f"{path} of {image} was not copied within {TIMEOUT_S:.0f} s")
+                file.write(piece)

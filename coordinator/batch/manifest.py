@@ -3,7 +3,7 @@
 import hashlib
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from coordinator.batch.requests import Defaults
 from coordinator.session.model_table import ModelTable
 
 MANIFEST = "manifest.json"
+MASKED = ("--env", "--header")
 PACKAGES = ("sandhog", "celery", "docker", "openai", "pydantic", "redis")
 
 
@@ -50,7 +51,7 @@ def write_manifest(
             "written_at": now(),
             "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
             "platform": platform.platform(),
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "command": [Path(sys.argv[0]).name, *masked(sys.argv[1:])],
             "tasks": {"path": str(tasks), "sha256": _digest(tasks)},
             "endpoint": base_url,
             "model": model,
@@ -66,6 +67,25 @@ def write_manifest(
             "flags": dict(flags),
         },
     )
+
+
+def masked(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments without the values of variables and headers, which may be secrets."""
+    shown, flag = [], ""
+    for word in arguments:
+        if flag in MASKED:
+            word = _without_value(word)
+        elif word.startswith(tuple(f"{name}=" for name in MASKED)):
+            name, _, pair = word.partition("=")
+            word = f"{name}={_without_value(pair)}"
+        shown.append(word)
+        flag = word
+    return shown
+
+
+def _without_value(pair: str) -> str:
+    name, equals, _ = pair.partition("=")
+    return f"{name}=…" if equals else pair
 
 
 def _digest(path: Path) -> str:

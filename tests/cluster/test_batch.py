@@ -95,7 +95,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
         {"id": "packed", "prompt": "go", "workspace": "work.tar.gz", "check": "cat inner/b.txt"},
         {"id": "imaged", "prompt": "go", "workspace": "image:/etc/apt", "check": "test -d apt.conf.d"},
         {"id": "quiet", "prompt": "answer", "workspace": "project", "check": "cat a.txt"},
-        {"id": "no-box", "prompt": "go", "image": "localhost:1/none:1"},
+        {"id": "no-box", "prompt": "go", "profile": "none-such"},
         {
             "instance_id": "org__repo-1",
             "repo": "org/repo",

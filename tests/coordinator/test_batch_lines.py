@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.batch.compare import Comparison
 from coordinator.batch.lines import RESULTS, RETRIED, CheckLine, ErrorLine, ResultLine, Results, read_lines
+from coordinator.batch.manifest import masked
 from coordinator.batch.predictions import write_predictions
 from coordinator.batch.summary import Summary
 from coordinator.batch.verdict import infrastructure_failure
@@ -136,6 +137,24 @@ def result(**fields: Any) -> SessionResult:
             **fields,
         }
     )
+
+
+def test_a_manifest_holds_no_values_of_variables_and_headers() -> None:
+    given = [
+        "batch",
+        "--env",
+        "TOKEN=secret",
+        "--env=OTHER=secret",
+        "--header",
+        "X=secret",
+        "--env",
+        "NAME",
+        "--out",
+        "a=b",
+    ]
+    assert masked(given) == [
+        "batch", "--env", "TOKEN=…", "--env=OTHER=…", "--header", "X=…", "--env", "NAME", "--out", "a=b",
+    ]  # fmt: skip
 
 
 def test_a_check_that_said_nothing_is_no_verdict() -> None:
