@@ -53,6 +53,7 @@ class Boxes:
         dead_man_s: int,
         env: Mapping[str, str] | None = None,
         *,
+        freeze_s: float = 45.0,
         setup: Setup | None = None,
         sources: Sources | None = None,
         pool: PoolSettings | None = None,
@@ -71,7 +72,7 @@ class Boxes:
         Without `setup` no session gets an image of its own, without `sources` none that must be fetched.
         """
         self._engine = engine
-        self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network)
+        self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network, freeze_s)
         self._setup = setup
         self._sources = sources
         self._spills = spills or Spills()

@@ -153,6 +153,7 @@ def _boxes(
     return Boxes(
         engine,
         settings.dead_man_s,
+        freeze_s=settings.freeze_s,
         setup=Setup(engine, tell=progress.tell),
         sources=_sources(settings, engine),
         pool=PoolSettings(min_idle=settings.pool_min, max_idle=most, total=settings.places) if most else None,

@@ -18,9 +18,6 @@ from worker.contract.orders import NodeLife
 log = logging.getLogger(__name__)
 
 RENEW_S = 1.0
-FREEZE_S = 45.0
-"""A node without its lease for so long lets its boxes stand still: soon another node may start boxes on their
-workspaces. Much longer than the lease, so that a short outage stops nobody's work."""
 RENEW = """
 -- KEYS: lease, description, nodes. ARGV: incarnation, node, description, lease_ms, description_ttl_s, force.
 -- Returns 1, or 0 when another life of the node holds the lease (unless forced).
@@ -53,15 +50,14 @@ class Lease:
         on_lapse: Callable[[], None] = lambda: None,
         on_return: Callable[[], None] = lambda: None,
         on_renewed: Callable[[], None] = lambda: None,
-        freeze_s: float = FREEZE_S,
     ) -> None:
-        """`on_lapse` is called once the lease has not been renewed for `freeze_s`, `on_return` when it is again, and
-        `on_renewed` each time."""
+        """`on_lapse` is called once the lease has not been renewed for the life's `freeze_s`: soon another node may
+        start boxes on these workspaces. `on_return` is called when it is again, and `on_renewed` each time."""
         self._life = life
         self._on_lapse = on_lapse
         self._on_return = on_return
         self._on_renewed = on_renewed
-        self._freeze_s = freeze_s
+        self._freeze_s = life.freeze_s
         self._renew = client.register_script(RENEW)
         self._release = client.register_script(RELEASE)
         self._stop = threading.Event()

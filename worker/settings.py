@@ -43,6 +43,9 @@ class NodeSettings(BaseSettings):
     """Worker threads for calls; default: four a place."""
     dead_man_s: int = Field(default=120, ge=10)
     """A box ends itself when its node has been silent this long."""
+    freeze_s: float = Field(default=45.0, ge=1)
+    """Boxes stand still when their node has had no lease for so long; a third later their sessions may move to another
+    node. A restart must take less."""
     spill_call_bytes: int = Field(default=SpillBounds.call_bytes, ge=0)
     """How much of one call's output is kept in its spill file."""
     spill_session_bytes: int = Field(default=SpillBounds.session_bytes, ge=0)

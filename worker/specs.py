@@ -1,5 +1,6 @@
 """What a session's box is made of on this node: order and profile → **spec** → engine."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ class Specs:
     profiles: Mapping[str, Profile] = field(default_factory=dict)
     """The node's own, beside the built-in ones."""
     allow_open_network: bool = False
+    freeze_s: float = 45.0
+    """Commands stand still when the node has been silent this long."""
 
     def profile_of(self, order: BoxOrder) -> Profile:
         """Return the profile of an order, if this node gives such boxes.
@@ -75,6 +78,7 @@ class Specs:
             network=Network.ALLOWLIST if hosts and profile.network is Network.NONE else profile.network,
             egress=hosts,
             dead_man_s=self.dead_man_s,
+            freeze_s=math.ceil(self.freeze_s),
             lifetime_s=profile.lifetime_s,
             profile=order.profile,
             principal=order.principal,

@@ -85,6 +85,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         places=settings.places,
         lanes=settings.lane_count,
         pid=os.getpid(),
+        freeze_s=settings.freeze_s,
         tools=loaded.digest,
     )
     own = _own_tools(settings, loaded)

@@ -43,8 +43,6 @@ PREPARE_S = 1_080.0
 FINISH_S = 120.0
 PROGRESS_S = 2.0
 """Between looks at what a node says of a start that takes long."""
-MOVE_S = 60.0
-"""How long a node must have been without a lease before a session leaves it."""
 
 
 class Placement:
@@ -116,7 +114,20 @@ class Placement:
             return True
         self._watch.follow(home, view.life.incarnation)
         # Its lease may have lapsed only now: two boxes must not write one workspace.
-        return view.is_leased or self._watch.health(home).leaseless_s > MOVE_S
+        return view.is_leased or self._watch.health(home).is_lost
+
+    async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
+        """Return whether a node is there, for as long as it may come back; False once its sessions may leave it.
+
+        True also where `stop` ends the wait, or Redis is away: whoever asks for a call finds that out.
+        """
+        while self._watch.health(node).incarnation is None:
+            if self._watch.health(node).is_lost:
+                return False
+            if stop.is_set() or self._watch.away_s > keys.OUTAGE_S:
+                break
+            await asyncio.sleep(POLL_S)
+        return True
 
     async def prepare(
         self,

@@ -38,8 +38,6 @@ CANCEL_S = 5.0
 """How long a cancelled call may take to report what it had printed."""
 CANCEL_LIMIT_S = 10.0
 """How long a cancelled call is waited for in all, also while Redis is away."""
-MOVE_S = 60.0
-"""How long a node must have been without a lease before its calls are given up."""
 MAX_ATTEMPTS = 2
 WITHOUT_OWNER = "the session's coordinator was gone for a while"
 
@@ -193,7 +191,7 @@ class Settler:
         unclaimed_s = UNCLAIMED_S if order.key.attempt < MAX_ATTEMPTS else LAST_UNCLAIMED_S
         if health.incarnation not in (None, order.incarnation):
             return await self._fence_or_join(sent, "its node was restarted", stop)
-        if health.leaseless_s > MOVE_S:
+        if health.is_lost:
             return await self._fence_or_join(sent, "its node is gone", stop)
         if waited > sent.timeout_s + GRACE_S:
             return await self._fence_or_join(sent, "its deadline passed", stop)
@@ -230,7 +228,7 @@ class Settler:
         left_s = max(JOIN_S, left_s if left_s != float("inf") else JOIN_S)
         while left_s > 0:
             health = self._watch.health(order.node)
-            if health.leaseless_s > MOVE_S:
+            if health.is_lost:
                 return _unknown(order, f"{why}; nobody is left to ask")
             if not asked_of or health.incarnation not in (None, asked_of):
                 asked_of = await self._ask_join(sent, health.incarnation)

@@ -18,12 +18,12 @@ from worker.contract import keys
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-GONE_S = 45.0
-"""How long a node that was lost may take to come back before nothing more is asked of it."""
 QUIET_S = keys.LEASE_MS / 1000 + 10.0
 """After an outage or in a new life of Redis: how long nobody's missing lease counts. Each writes his own back first."""
 LEFT_S = 10.0
-"""The same for one that ended in order: it may be restarted, but nothing of it is left to come back."""
+"""How long a node that ended in order is waited for: it may be restarted, but nothing of it is left to come back."""
+MOVE_SHARE = 4 / 3
+"""A node's sessions may have boxes elsewhere when it has been away this much longer than its own boxes run on."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,18 @@ class NodeHealth:
     """How long Redis has answered that it has no lease; 0 while it has one."""
     has_left: bool = False
     """It took its description back, as a node does that ends in order."""
+    freeze_s: float = 45.0
+    """When its boxes stand still, as it said itself."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has been away longer than a restart takes."""
-        return self.leaseless_s > (LEFT_S if self.has_left else GONE_S)
+        """Whether it has been away longer than a restart takes: nothing more is asked of it."""
+        return self.leaseless_s > (LEFT_S if self.has_left else self.freeze_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has been away so long that its sessions may have boxes elsewhere; its calls are given up."""
+        return self.leaseless_s > (LEFT_S if self.has_left else MOVE_SHARE * self.freeze_s)
 
 
 class Watch:
@@ -107,10 +114,12 @@ class Watch:
         elapsed = now - self._answered_at if self._answered_at is not None and is_counted else 0.0
         for name, view in views.items():
             if view is not None and view.is_leased:
-                self._health[name] = NodeHealth(view.life.incarnation, 0.0)
+                self._health[name] = NodeHealth(view.life.incarnation, 0.0, freeze_s=view.life.freeze_s)
             else:
-                leaseless_s = self._health[name].leaseless_s + min(elapsed, 3 * EVERY_S)
-                self._health[name] = NodeHealth(None, leaseless_s, has_left=view is None)
+                before = self._health[name]
+                leaseless_s = before.leaseless_s + min(elapsed, 3 * EVERY_S)
+                freeze_s = before.freeze_s if view is None else view.life.freeze_s
+                self._health[name] = NodeHealth(None, leaseless_s, has_left=view is None, freeze_s=freeze_s)
         self._run_id, self._answered_at = run_id, now
 
     async def _poll_forever(self) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from coordinator.cluster.seat import Seat
-from coordinator.ending import end, first
+from coordinator.ending import end
 from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.service.posted import MARK, Caller, PostedStep
 from coordinator.session.events import ModelReplied, ReplyTaken, StepStarted
@@ -88,7 +88,7 @@ class CallerLoop(SessionLoop):
                 self.spend.calls += len(self.steps.refuse(step.number, calls))
                 return
             try:
-                place = await first(seat, stop)
+                place = await self.seated(seat, stop)
             except NoBox as exc:
                 self.steps.refuse(step.number, calls, f"there is no box ({exc})")
                 raise

@@ -1,7 +1,7 @@
 """The model loop of one session: ask → plan → step → history, until the model is done or something stops it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,13 @@ TICK_S = 0.25
 CUT_REPLY = (
     "Your last reply was cut off by the length limit and none of its calls was run. "
     "Go on with a shorter reply, or split the work into smaller calls."
+)
+
+MOVED = (
+    "[The machine that the sandbox was on is gone. The session goes on in a fresh sandbox on another one, on the same "
+    "workspace. Kept: all files below /workspace, and the spilled output in /spill. Lost: running processes and "
+    "background commands, installed packages and every other change outside of /workspace, /tmp, and the working "
+    "directory, which is /workspace again.]"
 )
 
 SUM_UP = (
@@ -65,6 +72,10 @@ class SessionLoop:
     spend: Spend
     clock: WallClock
     history: History
+    reseat: Callable[[Seat, asyncio.Event], Awaitable[Seat]] | None = None
+    """Returns the seat to be used in place of one that the session had; another one where its node is lost."""
+    last_seat: Seat | None = None
+    """The seat of the last step."""
     waits_for_box: bool = False
     """The model is asked only once the box stands: set-up that fails costs no request."""
     parameters: ModelParameters = DEFAULT_PARAMETERS
@@ -135,7 +146,7 @@ class SessionLoop:
         if self.limits.now != self._told_limits:
             self._told_limits = self.limits.now
             self.emit(LimitsChanged(limits=self._told_limits))
-        tools = await self.shown.schemas(_node(seat))
+        tools = await self.shown.schemas(self.last_seat.node.node if self.last_seat else _node(seat))
         next_tokens = self.context.tokens(self.history, tools)
         limit = reached(self.limits.now, self.spend, self.clock.elapsed_s, next_tokens)
         if limit is not None:
@@ -217,8 +228,9 @@ class SessionLoop:
         if all(call.refusal is not None for call in calls):
             self._answered(self.steps.refuse(self.spend.steps, calls))
             return
+        before = self.last_seat
         try:
-            place = await first(seat, stop)
+            place = await self.seated(seat, stop)
         except NoBox as exc:
             self._answered(self.steps.refuse(self.spend.steps, calls, f"there is no box ({exc})"))
             raise
@@ -228,6 +240,20 @@ class SessionLoop:
             self._answered(self.steps.refuse(self.spend.steps, calls, f"{why} before it could"))
             return
         self._answered(await self.steps.run(self.spend.steps, calls, place, stop))
+        if before is not None and place.node.node != before.node.node:
+            self.history.add_user(MOVED, "sandhog")
+
+    async def seated(self, seat: "asyncio.Task[Seat]", stop: asyncio.Event) -> Seat | None:
+        """Return where the next step's calls run; None when `stop` was set before that was known.
+
+        Raises:
+            NoBox: nowhere.
+        """
+        place = self.last_seat or await first(seat, stop)
+        if place is not None and self.reseat is not None:
+            place = await self.reseat(place, stop)
+        self.last_seat = place
+        return place
 
     def _within_limit(self, calls: Sequence[PlannedCall]) -> tuple[PlannedCall, ...]:
         """Return the calls, with refusals at those that are more than the session may still make."""

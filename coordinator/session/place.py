@@ -12,24 +12,26 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import CANCELLED_S, patiently
 from coordinator.cluster.seat import Seat
 from coordinator.errors import LostSession, NoBox, RedisLost
-from coordinator.session.events import EventSink, Notice, SessionPlaced
+from coordinator.session.events import BoxReplaced, EventSink, Notice, SessionPlaced
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.step import StepRunner
 from worker.contract import keys
 from worker.contract.checks import Check, CheckOutcome
 from worker.contract.mcp import McpListing
-from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, ProjectNotes
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, ProjectNotes, WorkspaceMode
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_RECORDS = TypeAdapter(dict[str, str])
 
 SEAT_REDIS_S = 60.0
 """How long a session that has not begun waits for Redis."""
@@ -108,13 +110,52 @@ class SessionPlace:
             LostSession: another coordinator has the session.
             TranscriptError: where it is cannot be kept.
         """
-        request, placement = self._request, self._cluster.placement
         await self._open()
-        self._node = node = await placement.place(self._session, self._home)
-        await self._move_to(node)
-        prepared = await placement.prepare(
-            self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
-        )
+        return await self._seated()
+
+    async def present(self, seat: Seat, stop: asyncio.Event) -> Seat:
+        """Return the seat to be used in place of one that the session had: on another node where its own is lost.
+
+        A node that may come back is waited for, until `stop` is set.
+
+        Raises:
+            NoBox: there is no other node, or the workspace is on the lost one only.
+        """
+        lost = seat.node.node
+        if await self._cluster.placement.outlasts(lost, stop):
+            return seat
+        if self._request.workspace.mode is not WorkspaceMode.COPY:
+            raise NoBox(f"the node {lost} is gone, and the directory is on it. Resume the session when it is back.")
+        log.warning("a session moves", extra={"session_id": self._session, "from": lost})
+        self._emit(BoxReplaced(reason=f"its node {lost} is gone"))
+        self._home = lost
+        return await self._seated()
+
+    async def same(self, seat: Seat, stop: asyncio.Event) -> Seat:
+        """Return a sub-agent's seat while its node is there: it ends with it, and the session above it moves.
+
+        Raises:
+            NoBox: the node is lost.
+        """
+        if not await self._cluster.placement.outlasts(seat.node.node, stop):
+            raise NoBox(f"the node {seat.node.node} is gone")
+        return seat
+
+    async def _seated(self) -> Seat:
+        request, placement = self._request, self._cluster.placement
+        while True:
+            self._node = node = await placement.place(self._session, self._home)
+            await self._move_to(node)
+            try:
+                prepared = await placement.prepare(
+                    self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
+                )
+                break
+            except NoBox:
+                if await placement.outlasts(node.node, asyncio.Event()):
+                    raise
+                # The node was lost while it made the box ready.
+                self._home = node.node
         self.notes = prepared.notes
         self.mcp = prepared.mcp
         run_id = await self._ask(self._cluster.store.run_id)
@@ -156,8 +197,13 @@ class SessionPlace:
         away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
         check = self._check(ending)
         finished = await self._place_for_check() if check is not None else FinishOutcome(session=self._session)
-        node = self._node
         is_done = ending.status == "completed"
+        if self._node is not None and ending.status != "cancelled":
+            try:
+                await self._leave_lost(self._node)
+            except NoBox as exc:
+                finished = FinishOutcome(session=self._session, error=str(exc))
+        node = self._node
         if node is not None:
             finished = await placement.finish(
                 self.box,
@@ -178,6 +224,14 @@ class SessionPlace:
                 log.info("claims are left to expire", extra={"session_id": self._session, "error": str(exc)})
         return finished
 
+    async def _leave_lost(self, node: NodeLife) -> None:
+        """Where the node is lost, find another one that says what became of the workspace."""
+        is_copy = self._request.workspace.mode is WorkspaceMode.COPY
+        if is_copy and not await self._cluster.placement.outlasts(node.node, asyncio.Event()):
+            self._home, self._node = node.node, None
+            self._node = await self._cluster.placement.place(self._session, self._home)
+            await self._move_to(self._node)
+
     async def _open(self) -> None:
         """Make the session ours in Redis, and give it back what it had seen.
 
@@ -192,9 +246,13 @@ class SessionPlace:
         if not await self._ask(partial(ownership.note, self._session)):
             raise LostSession(f"session {self._session} was taken over by another coordinator")
         kept = self._session_dir / SEEN_FILE
-        if kept.exists():
-            await self._ask(partial(store.restore_seen_files, self._session, json.loads(kept.read_bytes())))
-            kept.unlink()
+        try:
+            records = _RECORDS.validate_json(kept.read_bytes())
+        except (OSError, ValidationError):
+            # Without it, files must be read again before they are changed.
+            return
+        await self._ask(partial(store.restore_seen_files, self._session, records))
+        kept.unlink(missing_ok=True)
 
     async def _move_to(self, node: NodeLife) -> None:
         """Say that the box is there from now on; a node that had it before need not keep its place."""

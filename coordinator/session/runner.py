@@ -182,6 +182,7 @@ class SessionRunner:
             spend=talk.account.spend,
             clock=talk.account.clock,
             history=talk.history,
+            reseat=self._place.same if talk.agent else self._place.present,
             waits_for_box=talk.waits_for_box,
             parameters=self._request.parameters,
             context=Context(self._window_tokens, keeper(self.session_dir / "spill")),
@@ -253,7 +254,9 @@ class SessionRunner:
         answers = None
         if continued is not None:
             strict = self._model.settings.strict_tools
-            answers = OpenAnswers(self._cluster, loop.steps, self._registry, continued.rebuilt, strict)
+            answers = OpenAnswers(
+                self._cluster, loop.steps, self._registry, continued.rebuilt, self.session_dir, strict
+            )
         conversation = Conversation(loop, self._emit, self._grant, self._next_message, continued, answers)
         seat = asyncio.create_task(self._take_seat(loop.history), name=f"seat {self.session_id}")
         try:

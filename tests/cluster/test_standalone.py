@@ -4,56 +4,26 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from coordinator.embedded import redis_server_binary
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.events import CallStarted, ModelReplied
 from coordinator.session.transcript import read_transcript
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Stage, answers, leftover_containers
+from tests.cluster.machines import Node, Server
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 
 pytestmark = pytest.mark.docker
 
 Until = Callable[..., None]
-REPOSITORY = Path(__file__).parents[2]
-
-
-@dataclass
-class Server:
-    """A Redis with an append-only file, which can be killed and started again."""
-
-    directory: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"unix://{self.directory / 's'}"
-
-    def start(self) -> None:
-        settings = ["--port", "0", "--unixsocket", "s", "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
-        with redis_server_binary() as binary, (self.directory / "log").open("ab") as log:
-            argv = [str(binary), *settings, "--dir", str(self.directory)]
-            process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=self.directory, start_new_session=True)
-        self.processes.append(process)
-
-    def kill(self) -> None:
-        self.processes[-1].kill()
-        self.processes[-1].wait()
-
-    def signal(self, number: int) -> None:
-        self.processes[-1].send_signal(number)
 
 
 @pytest.fixture
@@ -66,36 +36,6 @@ def server(state_dir: Path, until: Until) -> Iterator[Server]:
     yield server
     server.signal(signal.SIGCONT)
     server.kill()
-
-
-@dataclass
-class Node:
-    """A worker process that ends by signals only."""
-
-    name: str
-    state_dir: Path
-    redis_url: str
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start(self) -> None:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(REPOSITORY),
-            "SANDHOG_REDIS_URL": self.redis_url,
-            "SANDHOG_STATE_DIR": str(self.state_dir),
-            "SANDHOG_NODE": self.name,
-            "SANDHOG_DEAD_MAN_S": "20",
-        }
-        with (self.state_dir / "node.log").open("ab") as log:
-            argv = [sys.executable, "-m", "worker", "run"]
-            self.processes.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log))
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        return self.processes[-1]
-
-    def log(self) -> str:
-        return (self.state_dir / "node.log").read_text()
 
 
 @pytest.fixture

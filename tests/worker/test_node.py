@@ -109,7 +109,7 @@ def test_a_process_that_lost_its_name_to_another_does_not_take_it_back(
 ) -> None:
     lapsed = threading.Event()
     with connect(redis_url) as client:
-        lease = Lease(client, LIFE, on_lapse=lapsed.set, freeze_s=1.5)
+        lease = Lease(client, LIFE.model_copy(update={"freeze_s": 1.5}), on_lapse=lapsed.set)
         lease.start()
         redis_client.set(keys.lease("a"), "a-2")
 
@@ -133,7 +133,7 @@ def test_a_lease_that_stays_away_lapses_once_and_comes_back(redis_client: redis.
         returned.set()
 
     with connect(redis_url) as client:
-        lease = Lease(client, LIFE, on_lapse=on_lapse, on_return=on_return, freeze_s=1.5)
+        lease = Lease(client, LIFE.model_copy(update={"freeze_s": 1.5}), on_lapse=on_lapse, on_return=on_return)
         lease.start()
         path = client.connection_pool.connection_kwargs["path"]
         client.connection_pool.connection_kwargs["path"] = "/nonexistent/socket"

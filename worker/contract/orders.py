@@ -291,5 +291,7 @@ class NodeLife(Contract):
     """Worker threads for calls."""
     state: Literal["ready", "draining"] = "ready"
     pid: int = 0
+    freeze_s: float = 45.0
+    """Without its lease for so long, it lets its boxes stand still; another node may have their sessions after that."""
     tools: str = ""
     """Digest of its own tools, see `tools.loading`; "" where it has none."""
