@@ -1,4 +1,4 @@
-"""Tools that run here, in the coordinator: partition → **coordinator_tools** → budget. They never travel by Celery.
+"""Tools that run here, in the coordinator: partition → **home_tools** → budget. They never travel by Celery.
 
 A tool whose `runs_on` is coordinator has a function here under its name. The function gets the call with the session's
 seat and sink, so that it can keep something in the transcript or run a session of its own.

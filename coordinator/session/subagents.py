@@ -133,7 +133,7 @@ class SubAgents:
 
     def __init__(self, lent: Lent, registry: Registry, account: Account, depth: int) -> None:
         self._lent = lent
-        self._registry = registry if depth > 1 else without_tasks(registry)
+        self._registry = registry
         self._account = account
         self._depth = depth
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -188,7 +188,9 @@ class SubAgents:
         history.add_user(parameters.prompt, "user")
         # The prompt stands in the first event.
         history.journal = record
-        registry = usable_tools(self._registry, None, is_read_only=seat.is_read_only)
+        # As it is now: the tools of MCP servers come and go.
+        registry = self._registry if self._depth > 1 else without_tasks(self._registry)
+        registry = usable_tools(registry, None, is_read_only=seat.is_read_only)
         home_tools = dict(HOME_TOOLS)
         if self._depth > 1:
             home_tools[TASK_TOOL] = SubAgents(self._lent, registry, account, self._depth - 1).run
