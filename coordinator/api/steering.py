@@ -24,6 +24,8 @@ router = APIRouter(
 class Message(Body):
     """What a person says."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"text": "Go on, and add a test."}]})
+
     text: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS)]
 
 
@@ -56,6 +58,10 @@ class Answer(Body):
 
 class NamedAnswer(Answer):
     """A human's answer, with the call that it is about."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"name": "3.0", "decision": "deny", "note": "not in this repository"}]}
+    )
 
     name: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$")]
     """As `GET …/approvals` calls it: `3.0` is the first call of step 3."""

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic.config import JsonDict
 
 from coordinator.api.asked import Named, Service
 from coordinator.api.errors import ErrorBody
@@ -23,6 +24,23 @@ router = APIRouter(
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the answers; then it is 202.")]
 StepName = Annotated[str, Path(max_length=200, pattern=r"^[\x21-\x7e]+$", examples=["1"])]
+
+
+CALLS_EXAMPLE: JsonDict = {
+    "step": 1,
+    "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "Read", "arguments": '{"path": "README.md"}'}},
+        {"id": "call_2", "name": "Bash", "arguments": {"command": "ls"}},
+    ],
+}
+ANSWERS_EXAMPLE: JsonDict = {
+    "step": "1",
+    "status": "done",
+    "messages": [
+        {"role": "tool", "tool_call_id": "call_1", "content": '{"status":"success","text":"1\t# A project\n"}'},
+        {"role": "tool", "tool_call_id": "call_2", "content": '{"status":"success","text":"README.md\n"}'},
+    ],
+}
 
 
 class Function(BaseModel):
@@ -63,6 +81,8 @@ class Call(BaseModel):
 class Calls(Body):
     """An assistant message's calls; the message may be sent as it is."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [CALLS_EXAMPLE]})
+
     tool_calls: Annotated[list[Call], Field(min_length=1, max_length=MAX_CALLS)]
     step: Annotated[int, Field(ge=0, le=10**15)] | Annotated[str, IdempotencyKey] | None = None
     """Yours, counted up with each message: the same step with the same calls is run once. An Idempotency-Key header is
@@ -83,7 +103,7 @@ class ToolMessage(BaseModel):
 class Answers(BaseModel):
     """A step with its answers."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    model_config = ConfigDict(use_attribute_docstrings=True, json_schema_extra={"examples": [ANSWERS_EXAMPLE]})
 
     step: str
     status: Literal["done", "running"]

@@ -103,9 +103,8 @@ def stored(token: str, token_id: str, created_at: datetime | None = None) -> Sto
     return StoredToken(id=token_id, sha256=token_digest(token), created_at=created_at or datetime.now(UTC))
 
 
-def whose(token: str, principals: tuple[Principal, ...]) -> Principal | None:
-    """Return the token's principal, None if it is nobody's; takes as long whichever it is."""
-    digest = token_digest(token)
+def whose(digest: str, principals: tuple[Principal, ...]) -> Principal | None:
+    """Return the principal of the token with that digest, None if it is nobody's; takes as long whichever it is."""
     found: Principal | None = None
     for principal in principals:
         for one in principal.tokens:

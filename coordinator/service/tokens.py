@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from coordinator.errors import ConfigError
-from coordinator.service.principals import Allowance, Principal, PrincipalsFile, stored, whose
+from coordinator.service.principals import Allowance, Principal, PrincipalsFile, stored, token_digest, whose
 from coordinator.service.records import replace_file
 from coordinator.session.request import LOCAL
 
@@ -66,13 +66,21 @@ class Tokens:
         Raises:
             ConfigError: the file cannot be read.
         """
+        return self.owner_of(token_digest(token))
+
+    def owner_of(self, digest: str) -> Principal | None:
+        """Return whose token has this digest now; None if it is nobody's, or was revoked.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
         principals = self.principals()
         if self._first is None:
-            return whose(token, principals)
+            return whose(digest, principals)
         # Terms that were written down for the first principal hold for its first token too.
         written = next((one for one in principals if one.name == self._first.name), None)
         first = self._first if written is None else self._first.model_copy(update={"allowance": written.allowance})
-        return whose(token, (first, *principals))
+        return whose(digest, (first, *principals))
 
     def principal(self, name: str) -> Principal | None:
         """Return a principal as it is now; None if there is none. The one of command lines is always there.

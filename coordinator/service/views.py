@@ -3,17 +3,60 @@
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
 
 from coordinator.endpoint.reply import Usage
 from coordinator.service.entries import Entry
 from coordinator.service.facts import Status
 from coordinator.session.limits import Limits
 
+EXAMPLE: JsonDict = {
+    "session_id": "20300131-120000-1a2b3c4d",
+    "status": "completed",
+    "principal": "team-a",
+    "labels": {"ticket": "1234"},
+    "loop": "model",
+    "created_at": "2030-01-31T12:00:00Z",
+    "started_at": "2030-01-31T12:00:01.250Z",
+    "ended_at": "2030-01-31T12:04:10.007Z",
+    "position": None,
+    "model": "gpt-5.5",
+    "image": "sandhog-box:latest",
+    "policy": "boxed",
+    "workspace": "project",
+    "workspace_mode": "copy",
+    "limits": {
+        "steps": 40,
+        "calls": None,
+        "tokens_in": None,
+        "tokens_out": None,
+        "cost_usd": 2.5,
+        "time_s": 1800.0,
+    },
+    "step": 7,
+    "calls": 9,
+    "usage": {
+        "prompt_tokens": 41250,
+        "completion_tokens": 2310,
+        "total_tokens": 43560,
+        "cached_tokens": 30720,
+        "is_estimated": False,
+    },
+    "cost_usd": 0.21,
+    "text": "The test passes: the date was compared as text.",
+    "stop_reason": "done",
+    "last_error": None,
+    "approvals": 0,
+    "has_patch": True,
+}
+
 
 class SessionView(BaseModel):
     """One session."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", use_attribute_docstrings=True, json_schema_extra={"examples": [EXAMPLE]}
+    )
 
     session_id: str
     status: Status

@@ -8,7 +8,7 @@ import json
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.session.limits import Limits
@@ -60,8 +60,24 @@ class Webhook(Body):
         return value
 
 
+NEW_SESSION_EXAMPLES: list[JsonValue] = [
+    {
+        "prompt": "Make the failing test pass.",
+        "repo": "https://example.org/team/project.git",
+        "ref": "main",
+        "limits": {"steps": 40, "cost_usd": 2.5, "time_s": 1800},
+        "labels": {"team": "a", "ticket": "1234"},
+        "idempotency_key": "ticket-1234-1",
+    },
+    {"loop": "none", "image_dir": "/srv", "policy": "boxed", "tools": ["Read", "Bash"]},
+    {"prompt": "Say what you can do.", "stay_open": True, "read_only": True, "approve": "never"},
+]
+
+
 class NewSession(Body):
     """A session to be run."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": NEW_SESSION_EXAMPLES})
 
     prompt: Annotated[Text, Field(max_length=MAX_PROMPT_CHARS)] = ""
     """What the agent is to do; not with `loop: none`."""

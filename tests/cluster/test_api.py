@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -244,24 +247,49 @@ def test_a_person_answers_talks_and_changes_limits(client: httpx2.Client, until:
 
 
 def test_a_server_that_ends_leaves_its_sessions_to_the_next_one(state_dir: Path, until: Until) -> None:
-    begun = "date > begun; sleep 1\ncat begun"
+    command = {"command": "date +%s%N | tee t"}
+    calls: dict[str, Any] = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": command}]}
     with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
         until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
-        caller = made(client, loop="none")
-        calls: dict[str, Any] = {
-            "step": 1,
-            "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "date +%s%N | tee t"}}],
-        }
-        first = client.post(f"/v1/sessions/{caller}/tool_calls", json=calls).json()
-        session_id = made(client, prompt=begun + "\nsleep 30\ntrue")
-        until(lambda: client.get(f"/v1/sessions/{session_id}").json()["step"] == 3, "it is under way", 60)
+        session_id = made(client, loop="none")
+        first = client.post(f"/v1/sessions/{session_id}/tool_calls", json=calls).json()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.log.read_text()
-    with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
-        with Client(server.url, TOKEN) as own:
-            messages = own.tool_calls(caller, calls["tool_calls"], step=1)
+    with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, Client(server.url, TOKEN) as own:
+        messages = own.tool_calls(session_id, calls["tool_calls"], step=1)
         assert messages == first["messages"], "the step is known again, and did not run a second time"
-        shown = ended(client, session_id)
-        assert (shown["status"], shown["text"]) == ("completed", "ran 4"), shown
-        assert client.post(f"/v1/sessions/{caller}/finish").status_code == 202
-        assert ended(client, caller)["status"] == "completed"
+        own.finish(session_id)
+        assert own.wait(session_id)["status"] == "completed"
+
+
+def test_the_lines_of_the_documentation_work_as_they_stand(server: Server, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
+    shell = "\n".join(re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S))
+    assert shell.count("curl") > 15
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    command = bin_dir / "sandhog"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(SANDHOG)} "$@"\n')
+    command.chmod(0o755)
+    environment = {
+        **server.environment,
+        "PATH": f"{bin_dir}:{server.environment['PATH']}",
+        "SANDHOG_URL": server.url,
+        "NO_PROXY": "127.0.0.1",
+    }
+
+    def ran(argv: list[str], script: str) -> str:
+        done = subprocess.run(
+            argv, input=script, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
+        return done.stdout
+
+    # A reader that ends early must not fail the line, so no pipefail.
+    out = ran(["bash", "-eu"], shell)
+    assert "+more" in (tmp_path / "result.patch").read_text()
+    assert '"tool_call_id":"call_2"' in out
+    assert '"principal":"team-a"' in out
+    assert "1 revoked" in out
+    (python,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert "session_ended" in ran([sys.executable, "-"], python)
