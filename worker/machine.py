@@ -76,7 +76,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
         folders.tend()
     except (SandboxError, OSError) as exc:
         raise NodeMisconfigured(str(exc)) from exc
-    disks = OwnDisks(settings.state_dir / "disks", makes=settings.workspace_disks)
+    disks = OwnDisks(settings.state_dir / "disks", makes=settings.workspace_disks, has_spares=settings.owner_fd is None)
     # What a node that was killed left mounted; another one that lives holds its own.
     disks.sweep(image.parent for image in settings.state_dir.glob(f"sessions/*/{IMAGE}"))
     boxes = _boxes(settings, engine, client, disks, progress)

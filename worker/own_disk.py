@@ -3,8 +3,8 @@
 A folder with one has the file `disk.img` and, where it is mounted, the directory `disk`; the workspace lies below that,
 since what is mounted cannot be renamed. A warm box's disk becomes its session's by being mounted at a second place.
 
-One of each size stands ready, so that a session need not wait for the kernel to make a device of it. Whoever has one
-mounted holds a lock on its file, which ends with the process: what nobody holds is left over. Only
+On a node that stays, one of each size stands ready, so that a session need not wait for the kernel to make a device of
+it. Whoever has one mounted holds a lock on its file, which ends with the process: what nobody holds is left over. Only
 file systems that one kernel alone can reach are used: two kernels on one image would ruin it, and a session whose
 node is lost goes on at another.
 """
@@ -35,7 +35,7 @@ JOURNALED_BYTES = 64 * 1024 * 1024
 """A smaller one has no room for a journal."""
 MKFS_TIMEOUT_S = 60
 STALE_S = 3600.0
-"""A spare disk of another process is left alone for so long, held or not: it may only just have been made."""
+"""A spare disk of another process that is not mounted is left alone for so long."""
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -55,8 +55,12 @@ def copy_dir(folder: Path) -> Path:
 class OwnDisks:
     """The disks that this process has mounted. Thread-safe; of one folder one thread at a time."""
 
-    def __init__(self, templates: Path, *, makes: bool = True) -> None:
-        """`templates`: a directory for empty disks, which are copied. Without `makes` only old ones are opened."""
+    def __init__(self, templates: Path, *, makes: bool = True, has_spares: bool = False) -> None:
+        """`templates`: a directory for empty disks, which are copied. Without `makes` only old ones are opened.
+
+        `has_spares`: have one of each size stand ready, for a process that serves many sessions.
+        """
+        self._has_spares = has_spares
         self._templates = templates
         self._makes = makes
         self._held: dict[Path, int] = {}
@@ -148,7 +152,9 @@ class OwnDisks:
         """Unmount the disks that no living process holds; return their folders. Old spare ones are removed."""
         for spare in self._templates.glob(f"{SPARE}*"):
             with suppress(OSError):
-                if time.time() - spare.stat().st_mtime > STALE_S and _unmount_unheld(spare):
+                # Whoever has one mounted holds it; one that is not mounted yet may be in the making.
+                is_left = loop_device.is_mounted(spare / MOUNT) or time.time() - spare.stat().st_mtime > STALE_S
+                if is_left and _unmount_unheld(spare):
                     self.remove(spare)
                     spare.rmdir()
         swept = []
@@ -200,7 +206,7 @@ class OwnDisks:
     def _make_spare(self, size_bytes: int) -> None:
         """Begin to make a disk of this size ready, unless there is one."""
         with self._guard:
-            if size_bytes in self._spares or not self._makes:
+            if size_bytes in self._spares or not self._makes or not self._has_spares:
                 return
             self._spares[size_bytes] = None
             maker = threading.Thread(target=self._spare, args=(size_bytes,), name="spare-disk", daemon=True)

@@ -37,7 +37,7 @@ def mounts_below(place: Path) -> list[str]:
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[OwnDisks]:
     """Disks that can be made here; none may be left mounted."""
-    disks = OwnDisks(tmp_path / "templates")
+    disks = OwnDisks(tmp_path / "templates", has_spares=True)
     probe = tmp_path / "probe"
     probe.mkdir()
     if not disks.make(probe, SIZE_BYTES):
@@ -85,20 +85,24 @@ def test_of_one_file_there_is_never_more_than_one_device(disks: OwnDisks, tmp_pa
         disks.remove(folder)
 
 
-def test_only_what_no_process_holds_is_swept(disks: OwnDisks, tmp_path: Path) -> None:
+def test_only_what_no_process_holds_is_swept(disks: OwnDisks, tmp_path: Path, until: Until) -> None:
     folders = [tmp_path / "ours", tmp_path / "left"]
     for folder in folders:
         folder.mkdir()
     assert disks.make(folders[0], SIZE_BYTES)
-    killed = OwnDisks(tmp_path / "templates")
+    killed = OwnDisks(tmp_path / "templates", has_spares=True)
     assert killed.make(folders[1], SIZE_BYTES)
     assert OwnDisks(tmp_path / "templates").sweep([*folders, tmp_path / "none"]) == []
-    os.close(killed._held.pop(folders[1]))
+    for each in (disks, killed):
+        until(lambda each=each: each._spares.get(SIZE_BYTES) is not None, "its spare one is made", 60)
+    for file in killed._held.values():
+        os.close(file)
+    killed._held.clear()
     assert OwnDisks(tmp_path / "templates").sweep(folders) == folders[1:]
     assert loop_device.is_mounted(folders[0] / own_disk.MOUNT)
+    assert len([mount for mount in mounts_below(tmp_path) if "spare-" in mount]) == 1, "only what the living one has"
     for folder in folders:
         disks.remove(folder)
-    killed.close()
 
 
 def test_the_next_one_stands_ready_and_goes_with_the_process(disks: OwnDisks, tmp_path: Path, until: Until) -> None:
