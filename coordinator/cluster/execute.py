@@ -25,7 +25,7 @@ from coordinator.ending import end
 from coordinator.errors import LostSession
 from coordinator.session.partition import Travel
 from worker.contract import keys
-from worker.contract.orders import CallOrder, CallOutcome, NodeLife
+from worker.contract.orders import CallKey, CallOrder, CallOutcome, NodeLife
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,18 @@ class Executor:
             RedisLost: Redis stayed away.
         """
         return await self._settler.recover(order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled)
+
+    async def give_up(self, node: str, call_keys: Sequence[CallKey], cancelled: asyncio.Event) -> None:
+        """Let none of these calls start, end those that run on a node, and give their lanes back.
+
+        Raises:
+            RedisLost: Redis stayed away.
+        """
+        fenced = await patiently(partial(self._store.fence, call_keys), cancelled)
+        running = [key for key, is_fenced in zip(call_keys, fenced, strict=True) if not is_fenced]
+        if running:
+            await self._dispatcher.cancel(node, running)
+        await patiently(partial(self._store.give_lanes, node, [str(key) for key in call_keys]), cancelled)
 
     async def _run_group(
         self, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome

@@ -5,23 +5,28 @@ node; a call that never ran says so, behind a fence; and only what nobody can te
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path, PurePosixPath
 
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Seat
 from coordinator.cluster.settle import MAX_ATTEMPTS
+from coordinator.errors import TranscriptError
 from coordinator.session.approvals import Lasting
 from coordinator.session.budget import Answered, answered, refused
 from coordinator.session.plan import PlannedCall, plan
-from coordinator.session.reading import SessionReading
-from coordinator.session.rebuild import OpenStep, Rebuilt
+from coordinator.session.reading import SessionReading, read_session
+from coordinator.session.rebuild import OpenStep, Rebuilt, rebuild
 from coordinator.session.step import StepRunner
 from tools.base import ErrorCode, ToolResult
 from tools.permission import repeatable
 from tools.registry import Registry
 from worker.contract.orders import CallKey, call_digest
+
+log = logging.getLogger(__name__)
 
 TAKEOVER = "takeover"
 """Who goes on, where a coordinator does by itself."""
@@ -90,6 +95,7 @@ class OpenAnswers:
         """
         calls = plan(opened.calls, opened.ids, self.registry, strict=self.strict)
         await self._give_lanes(opened, seat, cancelled)
+        await self._end_children(seat, cancelled)
         missing = [calls[at] for at in opened.missing]
         # Whoever is asked about a call is asked on, with the time that is left; what comes behind it waits as well.
         waiting = [call for call in missing if opened.asked and call.index not in opened.begun and call.refusal is None]
@@ -124,6 +130,24 @@ class OpenAnswers:
             cancelled=cancelled,
         )
         return answered(call, outcome, 0.0)
+
+    async def _end_children(self, seat: Seat, cancelled: asyncio.Event) -> None:
+        """End what sub-agents of the earlier owner still run: nobody waits for it, and it must not work beside us."""
+        for child, transcript in self.rebuilt.open_children.items():
+            child_dir = Path(seat.box.session_dir) / PurePosixPath(transcript).parent
+            try:
+                opened = rebuild((await asyncio.to_thread(read_session, child_dir)).entries).open_step
+            except TranscriptError as exc:
+                log.info("a sub-agent is not looked at", extra={"session_id": child, "error": str(exc)})
+                continue
+            if opened is not None:
+                step = [
+                    CallKey(session=child, generation=opened.generation, step=opened.step, index=at)
+                    for at in opened.missing
+                ]
+                attempts = [attempt for key in step for attempt in _attempts(key)]
+                self.steps.keys.extend(attempts)
+                await self.cluster.executor.give_up(seat.node.node, attempts, cancelled)
 
     async def _give_lanes(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
         """Give the lanes back that the earlier owner's calls held."""

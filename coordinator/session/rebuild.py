@@ -17,6 +17,7 @@ from coordinator.session.events import (
     CallFinished,
     CallStarted,
     ChildEnded,
+    ChildStarted,
     ContextCompacted,
     Event,
     LimitsChanged,
@@ -83,6 +84,8 @@ class Rebuilt:
     usages: list[Usage] = field(default_factory=list)
     """Of each request to the session's own model."""
     children: list[ChildEnded] = field(default_factory=list)
+    open_children: dict[str, str] = field(default_factory=dict)
+    """Sub-agents that did not end: the transcript's path, below the session's directory, by id."""
     placed: SessionPlaced | None = None
     """Where its box stood last."""
     limits: Limits | None = None
@@ -136,6 +139,11 @@ class _Builder:
         match event:
             case ModelReplied() | ReplyTaken() | UserMessage() | StepStarted() | ContextCompacted() | SystemWritten():
                 self._conversation(event)
+            case ChildStarted():
+                self.state.open_children[event.child] = event.transcript
+            case ChildEnded():
+                self.state.children.append(event)
+                self.state.open_children.pop(event.child, None)
             case CallStarted() | CallFinished() | AnswerShortened() | ApprovalAsked() | ApprovalAnswered():
                 self._call(event)
             case _:
@@ -165,8 +173,6 @@ class _Builder:
                 state.usages.append(event.usage)
             case LimitsChanged():
                 state.limits = event.limits
-            case ChildEnded():
-                state.children.append(event)
             case TurnEnded():
                 state.turn = event
             case SessionEnded():

@@ -40,7 +40,7 @@ class Table(Executor):
     """How often, by step and index."""
     known: set[str] = field(default_factory=set)
     """Steps and indexes of what an earlier owner started."""
-    on_run: Callable[[CallOrder], None] = lambda order: None
+    given_up: list[CallKey] = field(default_factory=list)
 
     async def run(
         self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
@@ -48,7 +48,6 @@ class Table(Executor):
         for job in jobs:
             key = job.order.key
             self.ran[_place(key)] += 1
-            self.on_run(job.order)
             await on_outcome(_outcome(key, f"ran {_place(key)}"))
 
     async def recover(
@@ -57,6 +56,9 @@ class Table(Executor):
         if _place(order.key) in self.known:
             return _outcome(order.key, f"collected {_place(order.key)}")
         return did_not_run([order], "nobody started it")[0]
+
+    async def give_up(self, node: str, call_keys: Sequence[CallKey], cancelled: asyncio.Event) -> None:
+        self.given_up.extend(call_keys)
 
 
 class OneNode(Placement):
@@ -94,6 +96,9 @@ class OneNode(Placement):
         if not keep_workspace:
             shutil.rmtree(Path(box.session_dir) / "work", ignore_errors=True)
         return FinishOutcome(session=box.session)
+
+    async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
+        return True
 
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         return True

@@ -19,6 +19,7 @@ from coordinator.session.approvals import Always
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.events import CallFinished, CallStarted, Event, SessionEnded, TurnEnded, UserMessage
+from coordinator.session.exporting import ExportFormat, export
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
 from coordinator.session.loop import Ending
@@ -318,3 +319,45 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
     assert (result.status, result.text) == ("completed", "All done.")
     assert strays(cluster.state_dir) == []
     assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"
+
+
+async def test_what_a_sub_agent_left_running_is_given_up(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    """The sub-agent's owner is killed while a call of the sub-agent runs."""
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        is_child = "sub-agent" in messages[0]["content"]
+        if replies(messages):
+            return Turn("child done" if is_child else "All done.")
+        task = ScriptedCall("Task", {"description": "look", "prompt": "look around", "profile": "general"})
+        return Turn(calls=(bash("touch child"),) if is_child else (task,))
+
+    endpoint.script = script
+    result = await play(cluster, model, wanted(tmp_path))
+    assert result.status == "completed", result
+    session_dir = cluster.state_dir / "sessions" / result.session_id
+    (child_dir,) = (session_dir / "children").iterdir()
+    messages = json.loads(export(read_session(child_dir), ExportFormat.CHAT))["messages"]
+    validate(messages)
+    assert [one["content"] for one in messages if one["role"] != "tool"][-1] == "child done"
+
+    cut_behind(session_dir, "child_started")
+    cut_behind(child_dir, "call_started")
+    (session_dir / "work").mkdir()
+    table = Table()
+    endpoint.script = lambda messages: Turn("goes on")
+    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, result.session_id)
+    again = await runner.run(asyncio.Event())
+    assert (again.status, again.text) == ("completed", "goes on")
+    assert [str(key) for key in table.given_up] == [f"{result.session_id}.1-1-0:1:1:0:{attempt}" for attempt in (1, 2)]
+    answer = next(event for event in events_of(cluster, result.session_id) if isinstance(event, CallFinished))
+    assert answer.error_code == "OUTCOME_UNKNOWN"
+
+
+def cut_behind(session_dir: Path, kind: str) -> None:
+    """End a transcript behind the first event of a kind."""
+    (path,) = session_dir.glob("*.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if f'"type":"{kind}"' in line)
+    path.write_text("".join(lines[: at + 1]))
