@@ -254,9 +254,7 @@ class SessionRunner:
         answers = None
         if continued is not None:
             strict = self._model.settings.strict_tools
-            answers = OpenAnswers(
-                self._cluster, loop.steps, self._registry, continued.rebuilt, self.session_dir, strict
-            )
+            answers = OpenAnswers(self._cluster, loop.steps, self._registry, continued.rebuilt, strict)
         conversation = Conversation(loop, self._emit, self._grant, self._next_message, continued, answers)
         seat = asyncio.create_task(self._take_seat(loop.history), name=f"seat {self.session_id}")
         try:
