@@ -13,12 +13,13 @@ from coordinator.service.wanted import NewSession
 from coordinator.session.box_options import BoxOptions, read_env, read_hosts
 from coordinator.session.ceilings import Wants, within
 from coordinator.session.limits import Limits
+from coordinator.session.mcp_settings import NO_MCP, McpOptions
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
 from coordinator.session.workspace_choice import Chosen, Wanted, choose
 from coordinator.settings import Settings
 from tools.loading import LoadedTools
-from tools.rules import Rules
+from tools.rules import MCP_MARK, Rules
 from worker.contract.extras import BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
 from worker.contract.sources import ArchiveSource, EmptySource, GitSource, ImageSource, Source
@@ -40,6 +41,8 @@ class Admission:
     archives: Archives
     environment: Mapping[str, str]
     """The server's own; only names that a principal's allowance has are taken from it."""
+    mcp: McpOptions = NO_MCP
+    """The server's MCP servers, whose tools all sessions get."""
 
     def admit(self, wanted: NewSession, principal: Principal) -> SessionRequest:
         """Return the request.
@@ -100,7 +103,8 @@ class Admission:
 
     def _known(self, names: frozenset[str] | None) -> frozenset[str] | None:
         known = self.tools.registry.names()
-        unknown = sorted((names or frozenset()) - set(known))
+        # The tools of MCP servers are known once their servers run.
+        unknown = sorted(name for name in names or () if name not in known and MCP_MARK not in name)
         if unknown:
             raise ConfigError(f"tools: there is no tool {unknown[0]!r}. There are {', '.join(known)}.")
         return names
@@ -119,7 +123,7 @@ class Admission:
             setup_hosts=("*",) if wanted.setup else (),
         )
         archive = self.archives.path(wanted.archive, principal.name) if wanted.archive is not None else None
-        return BoxOptions(extras, values, archive=archive)
+        return BoxOptions(extras, values, archive=archive).with_mcp(self.mcp)
 
     def _workspace(self, wanted: NewSession, allowance: Allowance) -> Chosen:
         if wanted.workspace is None:
