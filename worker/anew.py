@@ -1,6 +1,7 @@
 """The end of one life of a node that another is to follow: its boxes live on and are adopted by the next.
 
-Either in its place, with the same process id, owner and settings and no thread of before, or by whoever starts it again.
+Either in its place, with the same process id, owner and settings and no thread of before, or by whoever starts it
+again.
 """
 
 import logging
