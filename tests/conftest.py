@@ -25,6 +25,7 @@ from redis.retry import Retry
 
 from coordinator.embedded import SOCKET_PATH_BYTES, redis_server_binary
 from coordinator.errors import ConfigError
+from worker import loop_device
 
 IMAGE = "sandhog-box:latest"
 # A busy machine is no fault of what is tested.
@@ -100,6 +101,7 @@ def state_dir() -> Iterator[Path]:
     """A directory whose path is short enough for sockets."""
     path = short_directory()
     yield path
+    unmount_below(path)
     shutil.rmtree(path)
 
 
@@ -168,6 +170,14 @@ def answers(client: redis.Redis) -> bool:
         return bool(client.ping())
     except redis.RedisError:
         return False
+
+
+def unmount_below(place: Path) -> None:
+    """Take away what nodes that a test killed left mounted: the next node would, and here comes none."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in mounts:
+        if mount.startswith(f"{place}/"):
+            loop_device.unmount(Path(mount))
 
 
 def short_directory() -> Path:

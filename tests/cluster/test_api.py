@@ -21,7 +21,7 @@ import pytest
 from coordinator.client import Client
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
-from tests.conftest import short_directory
+from tests.conftest import short_directory, unmount_below
 
 pytestmark = pytest.mark.docker
 
@@ -126,6 +126,7 @@ def server(until: Until, docker_engine_or_skip: None, tmp_path_factory: pytest.T
                 until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
             yield server
     finally:
+        unmount_below(state_dir)
         shutil.rmtree(state_dir, ignore_errors=True)
 
 
