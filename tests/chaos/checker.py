@@ -1,0 +1,197 @@
+"""Proves of a chaos run: nothing twice, one answer a call, answers that agree with the files, nothing left over."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import SandhogError
+from coordinator.session.events import CallFinished, ModelReplied, SessionEnded, SessionResumed, SessionStarted
+from coordinator.session.history import validate
+from coordinator.session.reading import read_session
+from coordinator.session.rebuild import Rebuilt, rebuild
+
+TOKEN = re.compile(r"echo (t[0-9]+) >> log")
+NOT_RUN = ("did not run", "Not run", "before this call ran", "before it could", "there is no box")
+"""What the answer of a call says that certainly left no line."""
+UNKNOWN_CODES = ("OUTCOME_UNKNOWN", "BOX_LOST", "CANCELLED", "TIMEOUT", "INTERNAL_ERROR", "EXECUTION_ERROR")
+"""Errors of calls that may have left a line, unless the answer says that they did not run."""
+
+
+@dataclass
+class Verdict:
+    """What was checked, and what was wrong."""
+
+    sessions: Counter[str] = field(default_factory=Counter)
+    """Sessions by how they ended."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Answered calls: `success`, `did not run`, or the code of an unknown outcome."""
+    resumed: int = 0
+    """How often a session went on with another coordinator."""
+    violations: list[str] = field(default_factory=list)
+
+    @property
+    def unknown(self) -> int:
+        """Calls that may have run."""
+        return sum(count for kind, count in self.calls.items() if kind in UNKNOWN_CODES)
+
+    @property
+    def checked(self) -> int:
+        """All answered calls."""
+        return self.calls.total()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that the model asked for, and its one answer."""
+
+    place: str
+    token: str
+    """"" for a call that leaves no line."""
+    kind: str
+    """As in `Verdict.calls`."""
+    answer: str
+
+
+def check_sessions(state_dir: Path, projects: Path, may_fail: Sequence[str] = ()) -> Verdict:
+    """Check every session below `state_dir` against its project's log.
+
+    Args:
+        state_dir: The shared volume.
+        projects: The directory of the projects; a session's prompt names its own.
+        may_fail: How the reasons of failed sessions may begin.
+    """
+    verdict = Verdict()
+    found: dict[str, str] = {}
+    for session_dir in sorted((state_dir / "sessions").iterdir()):
+        if not session_dir.is_dir():
+            continue
+        try:
+            project = _check_session(session_dir, projects, verdict, may_fail)
+        except SandhogError as exc:
+            verdict.violations.append(f"{session_dir.name}: {exc}")
+            continue
+        if project in found:
+            verdict.violations.append(f"{project}: two sessions, {found[project]} and {session_dir.name}")
+        found[project] = session_dir.name
+    for log in sorted(projects.glob("*/log")):
+        if log.parent.name not in found:
+            verdict.violations.append(f"{log.parent.name}: a log without a session")
+    return verdict
+
+
+def _check_session(session_dir: Path, projects: Path, verdict: Verdict, may_fail: Sequence[str]) -> str:
+    """Check one session; return its project."""
+    reading = read_session(session_dir)
+    name = session_dir.name
+    events = [entry.event for entry in reading.entries if entry.event is not None]
+    started = next((event for event in events if isinstance(event, SessionStarted)), None)
+    if started is None:
+        verdict.sessions["never began"] += 1
+        return f"no project of {name}"
+    verdict.violations += [f"{name}: {fault}" for fault in reading.faults]
+    verdict.resumed += sum(isinstance(event, SessionResumed) for event in events)
+    rebuilt = rebuild(reading.entries)
+    _check_history(name, rebuilt, verdict)
+    _check_end(name, events, verdict, may_fail)
+    log = projects / started.prompt / "log"
+    calls = asked_calls(name, events, verdict.violations)
+    verdict.calls.update(call.kind for call in calls)
+    verdict.violations += check_log(name, calls, log.read_text() if log.exists() else "")
+    return started.prompt
+
+
+def _check_history(name: str, rebuilt: Rebuilt, verdict: Verdict) -> None:
+    try:
+        validate(rebuilt.history.messages)
+    except SandhogError as exc:
+        verdict.violations.append(f"{name}: {exc}")
+
+
+def _check_end(name: str, events: Sequence[Any], verdict: Verdict, may_fail: Sequence[str]) -> None:
+    ends = [event for event in events if isinstance(event, SessionEnded)]
+    verdict.sessions[ends[-1].status if ends else "no end"] += 1
+    if len(ends) != 1 or events[-1] is not ends[0]:
+        verdict.violations.append(f"{name}: {len(ends)} ends, and the last event is {type(events[-1]).__name__}")
+        return
+    (end,) = ends
+    may = end.status in ("completed", "cancelled") or end.stop_reason.startswith(tuple(may_fail))
+    if not may:
+        verdict.violations.append(f"{name}: ended as {end.status}: {end.stop_reason}")
+
+
+def asked_calls(name: str, events: Sequence[Any], violations: list[str]) -> list[Asked]:
+    """Return all calls of a session in the model's order; calls without exactly one answer are violations."""
+    answers: dict[tuple[int, int], list[CallFinished]] = {}
+    for event in events:
+        if isinstance(event, CallFinished):
+            answers.setdefault((event.step, event.index), []).append(event)
+    calls = []
+    for reply in events:
+        if not isinstance(reply, ModelReplied):
+            continue
+        for index, call in enumerate(reply.calls):
+            got = answers.pop((reply.step, index), [])
+            place = f"{name} step {reply.step} call {index}"
+            if len(got) != 1:
+                violations.append(f"{place}: {len(got)} answers")
+                continue
+            arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
+            token = TOKEN.search(arguments)
+            calls.append(Asked(place, token[1] if token else "", _kind(got[0]), got[0].answer))
+    violations += [f"{name} step {step} call {index}: an answer to no call" for step, index in answers]
+    return calls
+
+
+def _kind(answer: CallFinished) -> str:
+    if answer.status == "success":
+        return "success"
+    if any(words in answer.answer for words in NOT_RUN):
+        return "did not run"
+    return str(answer.error_code)
+
+
+def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
+    """Return what is wrong between a session's answers and the lines of its project's log."""
+    lines = log.split("\n")
+    wrong = [f"{name}: the log ends in {lines[-1]!r}"] if lines.pop() else []
+    found = Counter(lines)
+    tokens = {call.token for call in calls}
+    wrong += [f"{name}: {line} stands in the log {count} times" for line, count in found.items() if count > 1]
+    wrong += [f"{name}: {line!r} in the log is no call's" for line in found if line not in tokens]
+    for call in calls:
+        if not call.token:
+            continue
+        there = found[call.token]
+        if call.kind == "success" and (not there or f"said {call.token}" not in call.answer):
+            wrong.append(f"{call.place}: answered as success with {there} lines: {call.answer[:300]}")
+        elif call.kind == "did not run" and there:
+            wrong.append(f"{call.place}: said not to have run, and has its line: {call.answer[:300]}")
+        elif call.kind not in ("success", "did not run", *UNKNOWN_CODES):
+            wrong.append(f"{call.place}: {call.kind}: {call.answer[:300]}")
+    # One call of a session's chain at a time, in the model's order.
+    order = {call.token: number for number, call in enumerate(calls)}
+    numbers = [order[line] for line in lines if line in order]
+    if numbers != sorted(numbers):
+        wrong.append(f"{name}: the lines are not in the model's order")
+    return wrong
+
+
+def redis_leftovers(names: Sequence[str], nodes: Sequence[str]) -> list[str]:
+    """Return those of Redis' keys that nobody owns any more once all parts have ended."""
+    node_keys = {f"sandhog:{kind}:{node}" for kind in ("node", "breaker:node") for node in nodes}
+    kept = ("_kombu.", "sandhog:nodes")
+    return sorted(name for name in names if name not in node_keys and not name.startswith(kept))
+
+
+def summary(verdict: Verdict) -> Mapping[str, Any]:
+    """Return the counts as JSON."""
+    return {
+        "sessions": dict(verdict.sessions),
+        "calls": dict(verdict.calls),
+        "resumed": verdict.resumed,
+        "violations": verdict.violations,
+    }

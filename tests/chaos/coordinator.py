@@ -1,0 +1,151 @@
+"""A coordinator to be killed: runs the sessions it is told of and goes on with those of others that died.
+
+`python -m tests.chaos.coordinator REDIS_URL STATE_DIR ENDPOINT`. Reads `run PROJECT` and `cancel PROJECT` from standard
+input, a line each, and ends once that is closed and nothing runs. Writes a JSON object a line: `ready`, `began`,
+`call` and `ended`, each with the machine's monotonic time `at`.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator.cluster.parts import Cluster
+from coordinator.endpoint.model import ModelClient, ModelSettings
+from coordinator.session.approvals import Never
+from coordinator.session.catching_up import TAKEOVER
+from coordinator.session.events import CallFinished, Event, SessionPlaced
+from coordinator.session.limits import Limits
+from coordinator.session.model_table import ModelTable
+from coordinator.session.request import SessionRequest
+from coordinator.session.resume import continuing
+from coordinator.session.runner import SessionRunner
+from coordinator.session.takeover import Adopted, TakeoverWatch
+from coordinator.session.workspace_choice import Chosen
+from coordinator.settings import DEFAULT_IMAGE
+from coordinator.wiring import open_cluster
+from worker.contract.orders import Policy, WorkspaceMode
+
+STEPS = 1_000
+
+
+def tell(what: str, **fields: Any) -> None:
+    """Write one line for the harness."""
+    print(json.dumps({"what": what, "at": time.monotonic(), **fields}), flush=True)
+
+
+class Sink:
+    """Tells the harness of a session's calls and places."""
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case CallFinished():
+                tell("call", project=self._project, status=event.status, code=event.error_code)
+            case SessionPlaced():
+                tell("placed", project=self._project, node=event.node)
+
+
+class Coordinator:
+    """Runs sessions on one cluster."""
+
+    def __init__(self, cluster: Cluster, model: ModelClient) -> None:
+        self._cluster = cluster
+        self._model = model
+        self._cancels: dict[str, asyncio.Event] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no session runs here."""
+        return not self._running
+
+    def begin(self, project: Path) -> None:
+        """Begin a session on a project's directory."""
+        chosen = Chosen(project, WorkspaceMode.BIND, "chaos", Policy.BOXED, False)
+        request = SessionRequest(
+            project.name,
+            chosen,
+            DEFAULT_IMAGE,
+            Limits(steps=STEPS),
+            is_adoptable=True,
+            has_project_notes=False,
+            task_depth=0,
+        )
+        sinks = [Sink(project.name)]
+        runner = SessionRunner(request, cluster=self._cluster, model=self._model, approver=Never(), sinks=sinks)
+        self._start(project.name, runner)
+
+    async def go_on(self, adopted: Adopted) -> None:
+        """Go on with a session whose coordinator died."""
+        request = adopted.saved.to_request(ModelTable())
+        project = request.workspace.directory.name
+        runner = continuing(
+            adopted.session_id,
+            request,
+            generation=adopted.generation,
+            cluster=self._cluster,
+            model=self._model,
+            approver=Never(),
+            sinks=[Sink(project)],
+            by=TAKEOVER,
+        )
+        self._start(project, runner)
+
+    def cancel(self, project: str) -> None:
+        """Cancel a project's session if it runs here."""
+        if project in self._cancels:
+            self._cancels[project].set()
+
+    def _start(self, project: str, runner: SessionRunner) -> None:
+        self._cancels[project] = asyncio.Event()
+        tell("began", project=project, session=runner.session_id)
+        task = asyncio.create_task(self._play(project, runner))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _play(self, project: str, runner: SessionRunner) -> None:
+        status, reason = "broken", ""
+        try:
+            result = await runner.run(self._cancels[project])
+            status, reason = result.status, result.stop_reason
+        except Exception as exc:
+            logging.exception("a session broke")
+            reason = repr(exc)
+        tell("ended", project=project, session=runner.session_id, status=status, reason=reason)
+
+
+async def main() -> None:
+    """Run until standard input ends and all sessions are over."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    redis_url, state_dir, base_url = sys.argv[1:]
+    model = ModelClient(ModelSettings("scripted", base_url=base_url))
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async with open_cluster(redis_url, Path(state_dir)) as cluster:
+        coordinator = Coordinator(cluster, model)
+        async with TakeoverWatch(cluster, coordinator.go_on):
+            tell("ready")
+            while line := (await reader.readline()).decode().split():
+                try:
+                    match line:
+                        case ["run", project]:
+                            coordinator.begin(Path(project))
+                        case ["cancel", project]:
+                            coordinator.cancel(project)
+                except Exception as exc:
+                    # A session that cannot begin: the disk is full.
+                    tell("ended", project=Path(line[1]).name, session="", status="refused", reason=str(exc))
+            while not coordinator.is_idle:
+                await asyncio.sleep(0.05)
+    await model.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

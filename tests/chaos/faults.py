@@ -1,0 +1,267 @@
+"""The faults of the chaos suite: one function a kind, and what each has hurt."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import redis
+
+from tests.chaos.parts import Part
+from worker.contract import keys
+
+if TYPE_CHECKING:
+    from tests.chaos.stage import ChaosStage
+
+_P = TypeVar("_P", bound=Part)
+PAUSE_S = (0.3, 2.5)
+QUEUE_S = 1.0
+DISK_FULL_S = 0.5
+GONE_S = 150.0
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a fault did."""
+
+    victims: frozenset[str] = frozenset()
+    """Projects whose next answer shows that they have recovered."""
+    at: float = 0.0
+    """Monotonic time from which recovery counts."""
+    is_any: bool = False
+    """The first answer of any victim is the recovery; else each has its own."""
+
+
+Fault = Callable[["ChaosStage", random.Random], Harm | None]
+"""Does harm; None where there was nothing to hurt."""
+
+
+def worker_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGKILL of a worker; the harness starts it again."""
+    return _end_worker(stage, rng, signal.SIGKILL)
+
+
+def worker_handed_over(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGHUP to a worker: its boxes are kept for its next life."""
+    return _end_worker(stage, rng, signal.SIGHUP)
+
+
+def _end_worker(stage: "ChaosStage", rng: random.Random, number: int) -> Harm | None:
+    worker = _living(stage.workers, rng)
+    if worker is None:
+        return None
+    victims, at = stage.on_node(worker.name), time.monotonic()
+    worker.signal(number)
+    return Harm(victims, at)
+
+
+def worker_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGSTOP of a worker for a while."""
+    return _pause(_living(stage.workers, rng), rng)
+
+
+def node_gone(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """A worker that is killed and comes back only after its sessions have moved."""
+    if any(not worker.may_run for worker in stage.workers):
+        return None
+    worker = _living(stage.workers, rng)
+    if worker is None or not stage.on_node(worker.name):
+        return None
+    victims, at = stage.on_node(worker.name), time.monotonic()
+    worker.may_run = False
+    worker.signal(signal.SIGKILL)
+    stage.come_back(worker, victims, at + GONE_S)
+    return Harm(victims, at)
+
+
+def coordinator_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGKILL of a coordinator; another goes on with its sessions, and the harness starts it again."""
+    coordinator = _living(stage.coordinators, rng)
+    if coordinator is None:
+        return None
+    victims, at = frozenset(coordinator.projects), time.monotonic()
+    coordinator.kill()
+    return Harm(victims, at)
+
+
+def coordinator_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGSTOP of a coordinator, now and then longer than its lease: others go on, and it is fenced."""
+    coordinator = _living(stage.coordinators, rng)
+    return _pause(coordinator, rng, most_s=8.0 if rng.random() < 0.4 else PAUSE_S[1])
+
+
+def redis_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGSTOP of Redis for a while."""
+    stage.redis.signal(signal.SIGSTOP)
+    time.sleep(rng.uniform(*PAUSE_S))
+    stage.redis.signal(signal.SIGCONT)
+    return stage.everybody()
+
+
+def redis_restarted(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGKILL of Redis, started again on its append-only file."""
+    return _restart_redis(stage, rng, 0)
+
+
+def redis_lost_its_last(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The same, and the end of the file was lost: claims, leases, messages."""
+    return _restart_redis(stage, rng, rng.randint(1, 6_000))
+
+
+def _restart_redis(stage: "ChaosStage", rng: random.Random, lost_bytes: int) -> Harm:
+    stage.redis.kill()
+    time.sleep(rng.uniform(0, 1.0))
+    if lost_bytes:
+        stage.redis.lose_tail(lost_bytes)
+    stage.redis.start()
+    return stage.everybody()
+
+
+def connections_cut(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """Every connection to Redis is closed."""
+    with stage.redis.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    return stage.everybody()
+
+
+def box_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """`docker kill` of a session's box."""
+    box = stage.any_box(rng)
+    if box is None:
+        return None
+    at = time.monotonic()
+    return Harm(frozenset([box.project]), at) if stage.kill_box(box) else None
+
+
+def guest_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The guest inside a box is killed."""
+    return _kill_inside(stage, rng, "guest.pyc")
+
+
+def link_broken(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The relay that carries a box's link is killed."""
+    return _kill_inside(stage, rng, "relay.pyc")
+
+
+def _kill_inside(stage: "ChaosStage", rng: random.Random, script: str) -> Harm | None:
+    box = stage.any_box(rng)
+    pids = stage.pids_of(box, script) if box else []
+    if box is None or not pids:
+        return None
+    at = time.monotonic()
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return None
+    return Harm(frozenset([box.project]), at)
+
+
+def message_twice(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """What waits for a worker is delivered twice."""
+    return _meddle(stage, rng, lambda client, queue: [client.lpush(queue, one) for one in client.lrange(queue, 0, -1)])
+
+
+def message_lost(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """A message that waits for a worker is lost."""
+    return _meddle(stage, rng, lambda client, queue: client.rpop(queue))
+
+
+def _meddle(stage: "ChaosStage", rng: random.Random, act: Callable[[redis.Redis, str], object]) -> Harm | None:
+    worker = _living(stage.workers, rng)
+    if worker is None:
+        return None
+    queue = keys.queue(worker.name)
+    worker.signal(signal.SIGSTOP)
+    try:
+        with stage.redis.client() as client:
+            deadline = time.monotonic() + QUEUE_S
+            while not client.llen(queue) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if not client.llen(queue):
+                return None
+            act(client, queue)
+    finally:
+        worker.signal(signal.SIGCONT)
+    return Harm()
+
+
+def endpoint_failing(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The next requests to the model get 429, 5xx, garbage or half a reply."""
+    stage.model.fail(rng.randint(1, 4), rng)
+    return Harm()
+
+
+def session_cancelled(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """A session is cancelled."""
+    running = sorted(stage.everybody().victims)
+    if not running:
+        return None
+    project = rng.choice(running)
+    for coordinator in stage.coordinators:
+        coordinator.tell("cancel", project)
+    return Harm()
+
+
+def disk_full(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The shared volume takes nothing more for a moment."""
+    used = stage.volume_used_bytes()
+    if used is None:
+        return None
+    stage.resize_volume(used)
+    time.sleep(DISK_FULL_S)
+    stage.resize_volume(None)
+    return Harm()
+
+
+KINDS: Mapping[str, Fault] = {
+    one.__name__: one
+    for one in (
+        worker_killed,
+        worker_handed_over,
+        worker_paused,
+        coordinator_killed,
+        coordinator_paused,
+        redis_paused,
+        redis_restarted,
+        redis_lost_its_last,
+        connections_cut,
+        box_killed,
+        guest_killed,
+        link_broken,
+        message_twice,
+        message_lost,
+        endpoint_failing,
+        session_cancelled,
+        disk_full,
+        node_gone,
+    )
+}
+WEIGHTS = {"node_gone": 0.2, "redis_lost_its_last": 0.6, "coordinator_killed": 0.7, "coordinator_paused": 0.7}
+"""How often a kind comes, beside 1 for the others: those that cost much time are rarer."""
+SHORT = tuple(kind for kind in KINDS if kind not in ("node_gone", "disk_full"))
+"""What the short run has: nothing that takes a minute, or needs a file system of its own."""
+
+
+def _living(parts: list[_P], rng: random.Random) -> _P | None:
+    living = [part for part in parts if part.is_alive]
+    return rng.choice(living) if living else None
+
+
+def _pause(part: Part | None, rng: random.Random, most_s: float = PAUSE_S[1]) -> Harm | None:
+    if part is None:
+        return None
+    part.signal(signal.SIGSTOP)
+    time.sleep(rng.uniform(PAUSE_S[0], most_s))
+    part.signal(signal.SIGCONT)
+    return Harm()
+
+
+def mount_volume(path: str) -> bool:
+    """Mount a file system of its own for the shared volume; whether that was possible."""
+    argv = ["mount", "-t", "tmpfs", "-o", "size=2g,mode=755", "tmpfs", path]
+    return subprocess.run(argv, capture_output=True, check=False).returncode == 0

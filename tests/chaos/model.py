@@ -1,0 +1,79 @@
+"""The scripted model of the chaos suite: every call it asks for leaves a token of its own in the workspace's log."""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+
+SLOW_OF_100 = 12
+"""So many of a hundred commands sleep, before or behind their line, so that faults meet them half done."""
+READING_OF_100 = 10
+"""So many of a hundred steps read in between: groups, not only chains."""
+SLEEP_S = 0.3
+STEP_CALLS = 4
+
+FAILURES = (
+    Turn(status=429, error="slow down", retry_after_s=0.2),
+    Turn(status=503, error="no capacity"),
+    Turn(status=500, error="not JSON <html>"),
+    Turn(raw_sse=b"data: {garbage\n\n", is_cut=True),
+)
+
+
+class ChaosModel:
+    """Says what the sessions' model says; one for all sessions, and called by many threads."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._failing: deque[Turn | None] = deque()
+        self._steps: dict[str, int] = {}
+        self.is_over = False
+        """Every session is done with its next reply."""
+
+    @property
+    def calls(self) -> int:
+        """Calls asked for so far."""
+        return self._calls
+
+    def fail(self, requests: int, rng: random.Random) -> None:
+        """Let the next requests fail, each in its own way; one in five is a reply that breaks off half-way."""
+        with self._lock:
+            self._failing.extend(rng.choice((*FAILURES, None)) for _ in range(requests - len(self._failing)))
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]]) -> Turn:
+        """Return the next turn of the session whose messages these are."""
+        project = next(str(message["content"]) for message in messages if message["role"] == "user")
+        replies = sum(message["role"] == "assistant" for message in messages)
+        with self._lock:
+            cut = False
+            if self._failing:
+                failure = self._failing.popleft()
+                if failure is not None:
+                    return failure
+                cut = True
+            steps = self._steps.setdefault(project, self._random.randint(3, 30))
+            if self.is_over or replies >= steps:
+                return Turn("done", is_cut=cut)
+            return Turn(calls=tuple(self._step()), is_cut=cut)
+
+    def _step(self) -> list[ScriptedCall]:
+        calls = [self._bash() for _ in range(STEP_CALLS)]
+        if self._random.randrange(100) < READING_OF_100:
+            calls[1:3] = [
+                ScriptedCall("Grep", {"pattern": "t[0-9]+", "path": "log"}),
+                ScriptedCall("Glob", {"pattern": "*"}),
+            ]
+        return calls
+
+    def _bash(self) -> ScriptedCall:
+        self._calls += 1
+        token = f"t{self._calls}"
+        parts = [f"echo {token} >> log", f"echo said {token}"]
+        if self._random.randrange(100) < SLOW_OF_100:
+            parts.insert(self._random.randrange(2), f"sleep {SLEEP_S}")
+        return ScriptedCall("Bash", {"command": "; ".join(parts)})

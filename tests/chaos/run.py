@@ -1,0 +1,101 @@
+"""One chaos run: a stage under load, faults by a seed, and the checker's verdict."""
+
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.checker import Verdict, check_sessions
+from tests.chaos.faults import KINDS, WEIGHTS
+from tests.chaos.stage import Shape, opened
+
+BETWEEN_S = (0.05, 0.9)
+CALM_S = 120.0
+"""With `calm`, how long a fault's recovery is waited for before the next."""
+FINISH_S = 300.0
+STORAGE = ("storage", "box: the disk", "refused")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do; the seed decides kinds, order and sizes of its faults."""
+
+    seed: int
+    faults: int
+    calls: int = 0
+    """Go on until so many calls were asked for."""
+    minutes: float = 60.0
+    """End then in any case."""
+    kinds: Sequence[str] = tuple(KINDS)
+    shape: Shape = Shape()  # noqa: RUF009 - frozen
+    calm: bool = False
+    """Wait for the recovery from each fault, to measure it."""
+    keep: bool = False
+    """Keep the directory where something was wrong."""
+
+
+@dataclass
+class Report:
+    """What a run came to."""
+
+    plan: Plan
+    injected: Counter[str] = field(default_factory=Counter)
+    verdict: Verdict = field(default_factory=Verdict)
+    recoveries: dict[str, list[float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    kept: str = ""
+
+
+def schedule(plan: Plan) -> "list[str]":
+    """Return the kinds of a plan's faults in order: each comes once before chance decides."""
+    rng = random.Random(plan.seed)
+    kinds = list(plan.kinds)
+    first = rng.sample(kinds, len(kinds))
+    more = rng.choices(kinds, [WEIGHTS.get(kind, 1.0) for kind in kinds], k=max(0, plan.faults - len(first)))
+    return [*first, *more]
+
+
+def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Report:
+    """Run a plan to its end and check it."""
+    report = Report(plan)
+    began = time.monotonic()
+    deadline = began + plan.minutes * 60
+    with opened(plan.seed, plan.shape, plan.keep) as stage:
+        rng = random.Random(plan.seed + 1)
+        kinds = schedule(plan)
+        while time.monotonic() < deadline and (report.injected.total() < plan.faults or stage.model.calls < plan.calls):
+            if report.injected.total() >= plan.faults:
+                time.sleep(0.2)
+                continue
+            kind = kinds.pop(0) if kinds else rng.choice(plan.kinds)
+            harm = KINDS[kind](stage, random.Random(rng.random()))
+            if harm is not None:
+                report.injected[kind] += 1
+                stage.note(kind, harm)
+                say(
+                    f"{time.monotonic() - began:7.1f} s  {report.injected.total():4}  {kind}  {stage.model.calls} calls"
+                )
+            time.sleep(rng.uniform(*BETWEEN_S))
+            settled = time.monotonic() + CALM_S
+            while plan.calm and stage.is_recovering and time.monotonic() < min(settled, deadline):
+                time.sleep(0.02)
+        leftovers = stage.finish(FINISH_S)
+        may_fail = STORAGE if report.injected["disk_full"] else ()
+        report.verdict = check_sessions(stage.directory, stage.projects, may_fail)
+        report.verdict.violations += leftovers
+        report.recoveries = stage.recoveries
+        report.seconds = time.monotonic() - began
+        if plan.keep:
+            if report.verdict.violations:
+                report.kept = str(_kept(stage.directory))
+            else:
+                shutil.rmtree(stage.directory, ignore_errors=True)
+    return report
+
+
+def _kept(directory: Path) -> Path:
+    """Copy a run's directory to where no volume is mounted over it."""
+    return Path(shutil.copytree(directory, f"{directory}-kept", ignore=shutil.ignore_patterns("s", "guest")))

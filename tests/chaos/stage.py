@@ -1,0 +1,318 @@
+"""The stage of a chaos run: a cluster under load, what the harness knows of it, and its end."""
+
+import contextlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError
+
+from coordinator.endpoint.scripted import ScriptedEndpoint
+from tests.chaos.checker import redis_leftovers
+from tests.chaos.faults import Harm, mount_volume
+from tests.chaos.model import ChaosModel
+from tests.chaos.parts import CoordinatorPart, RedisServer, Worker, until
+
+AGENT_UID = 54_321
+LOOK_S = 0.1
+JUST_S = 0.02
+"""An answer that comes this soon after a fault was on its way before it."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a run's cluster and load are."""
+
+    sessions: int = 6
+    workers: int = 2
+    coordinators: int = 2
+    has_volume: bool = False
+    """Whether the shared volume is a file system of its own, which can be full."""
+
+
+@dataclass(frozen=True)
+class BoxSeen:
+    """A running box."""
+
+    container: str
+    project: str
+
+
+@dataclass
+class Wait:
+    """A recovery that has not been seen yet."""
+
+    kind: str
+    harm: Harm
+    open: set[str]
+
+
+class ChaosStage:
+    """A running cluster under load; use `opened`.
+
+    Args:
+        directory: For everything; short, because of sockets.
+        seed: Of the model's replies.
+        shape: How large it is.
+    """
+
+    def __init__(self, directory: Path, seed: int, shape: Shape) -> None:
+        self.directory = directory
+        self.shape = shape
+        self.projects = directory / "projects"
+        self.projects.mkdir()
+        self.has_volume = False
+        self.model = ChaosModel(seed)
+        self.endpoint = ScriptedEndpoint(self.model)
+        self.endpoint.requests = type(self.endpoint.requests)(maxlen=1)
+        self.redis = RedisServer(directory)
+        name = f"chaos-{os.getpid()}"
+        places = shape.sessions + 2
+        self.workers = [Worker(f"{name}-{n}", directory, self.redis.url, places) for n in range(shape.workers)]
+        self.coordinators = [
+            CoordinatorPart(f"coordinator-{n}", directory, self.redis.url, self.endpoint.base_url, self._told)
+            for n in range(shape.coordinators)
+        ]
+        for coordinator in self.coordinators:
+            coordinator.on_start = self._lost
+        self.recoveries: dict[str, list[float]] = {}
+        """Seconds, by kind of fault."""
+        self.answers: Counter[str] = Counter()
+        self._docker = docker.APIClient(timeout=60)
+        self._lock = threading.RLock()
+        self._live: dict[str, str] = {}
+        self._nodes: dict[str, str] = {}
+        self._waits: list[Wait] = []
+        self._returns: list[tuple[Worker, frozenset[str], float]] = []
+        self._begun = 0
+        self._stop = threading.Event()
+        self._is_loaded = True
+
+    def start(self) -> None:
+        """Start all parts and the load."""
+        sessions = self.directory / "sessions"
+        sessions.mkdir()
+        if self.shape.has_volume:
+            self.has_volume = mount_volume(str(sessions))
+        self.redis.start()
+        for part in (*self.workers, *self.coordinators):
+            part.start()
+        threading.Thread(target=self._attend, name="attend", daemon=True).start()
+        until(lambda: self.answers["success"] > 0, "the first call is answered")
+
+    # What faults ask.
+
+    def on_node(self, node: str) -> frozenset[str]:
+        """Return the projects whose session runs on a node."""
+        with self._lock:
+            return frozenset(project for project in self._live if self._nodes.get(project) == node)
+
+    def everybody(self) -> Harm:
+        """Return harm to all sessions from now on, over with the first answer."""
+        with self._lock:
+            return Harm(frozenset(self._live), time.monotonic(), is_any=True)
+
+    def any_box(self, rng: random.Random) -> BoxSeen | None:
+        """Return the box of a session."""
+        boxes = self._boxes()
+        return rng.choice(boxes) if boxes else None
+
+    def kill_box(self, box: BoxSeen) -> bool:
+        """Kill a container; whether it was there."""
+        try:
+            self._docker.kill(box.container)
+        except APIError:
+            return False
+        return True
+
+    def pids_of(self, box: BoxSeen, script: str) -> list[int]:
+        """Return the processes of a box that run one of the guest's scripts."""
+        try:
+            rows = self._docker.top(box.container, ps_args="-eo pid,args")["Processes"] or []
+        except APIError:
+            return []
+        return [int(row[0]) for row in rows if f"/{script} " in f"{row[1]} " and "spawner.pyc" not in row[1]]
+
+    def come_back(self, worker: Worker, victims: frozenset[str], latest: float) -> None:
+        """Let a worker be started again once its sessions have moved."""
+        with self._lock:
+            self._returns.append((worker, victims, latest))
+
+    def volume_used_bytes(self) -> int | None:
+        """Return what is used of the shared volume; None where it cannot be made full."""
+        if not self.has_volume:
+            return None
+        stat = os.statvfs(self.directory / "sessions")
+        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+
+    def resize_volume(self, size: int | None) -> None:
+        """Give the shared volume a size; None is its first one."""
+        option = f"remount,size={size or 2 << 30}"
+        subprocess.run(["mount", "-o", option, str(self.directory / "sessions")], check=True, capture_output=True)
+
+    # What the run does.
+
+    def note(self, kind: str, harm: Harm) -> None:
+        """Measure how long the victims of a fault take to recover."""
+        if harm.victims:
+            with self._lock:
+                self._waits.append(Wait(kind, harm, set(harm.victims)))
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether a recovery has not been seen yet, of a session that still runs."""
+        with self._lock:
+            self._waits = [wait for wait in self._waits if wait.open & set(self._live)]
+            return bool(self._waits or self._returns)
+
+    def finish(self, timeout_s: float) -> list[str]:
+        """End the load, then all parts; return what is left over or did not end."""
+        self._is_loaded = False
+        self.model.is_over = True
+        wrong = []
+        try:
+            until(lambda: not self._running(), "all sessions end", timeout_s)
+        except TimeoutError as exc:
+            wrong.append(f"{exc}: {self._running()}")
+        self._stop.set()
+        for part in (*self.coordinators, *self.workers):
+            code = part.end()
+            if code != 0:
+                wrong.append(f"{part.name} ended with {code}")
+        with self.redis.client() as client:
+            names = [key.decode() for key in client.scan_iter()]
+        wrong += [f"left in Redis: {name}" for name in redis_leftovers(names, [one.name for one in self.workers])]
+        for worker in self.workers:
+            left = self._containers(worker.name, every=True)
+            wrong += [f"left container: {one['Id'][:12]} of {worker.name}" for one in left]
+            for record in (self.directory / "nodes" / worker.name).rglob("*"):
+                if record.is_file() and "records" in record.parts and record.suffix == ".json":
+                    wrong.append(f"left record: {record}")
+        return wrong
+
+    def close(self) -> None:
+        """End by force what still runs, and remove everything."""
+        self._stop.set()
+        for part in (*self.coordinators, *self.workers, self.redis):
+            part.may_run = False
+            if part.is_alive:
+                part.kill()
+        for worker in self.workers:
+            for one in self._containers(worker.name, every=True):
+                with contextlib.suppress(APIError):
+                    self._docker.remove_container(one["Id"], force=True)
+        self.endpoint.close()
+        self._docker.close()
+        if self.has_volume:
+            subprocess.run(["umount", "-l", str(self.directory / "sessions")], check=False)
+
+    def _running(self) -> list[str]:
+        with self._lock:
+            return sorted(self._live)
+
+    def _attend(self) -> None:
+        """Restart what died and keep the load up."""
+        while not self._stop.wait(LOOK_S):
+            for part in (*self.workers, *self.coordinators):
+                part.look_after()
+            with self._lock:
+                self._let_return()
+                missing = self.shape.sessions - len(self._live) if self._is_loaded else 0
+            for _ in range(missing):
+                self._begin()
+
+    def _let_return(self) -> None:
+        waiting = {project for wait in self._waits if wait.kind == "node_gone" for project in wait.open}
+        for entry in list(self._returns):
+            worker, victims, latest = entry
+            if not (victims & waiting & set(self._live)) or time.monotonic() > latest or not self._is_loaded:
+                worker.may_run = True
+                self._returns.remove(entry)
+
+    def _begin(self) -> None:
+        self._begun += 1
+        coordinator = self.coordinators[self._begun % len(self.coordinators)]
+        project = self.projects / f"p{self._begun}"
+        project.mkdir()
+        if os.geteuid() == 0:
+            os.chown(project, AGENT_UID, AGENT_UID)
+        with self._lock:
+            self._live[project.name] = ""
+        # Its coordinator may die before it has begun: nobody waits for it then.
+        coordinator.projects.add(project.name)
+        if not coordinator.tell("run", str(project)):
+            self._over(project.name)
+
+    def _over(self, project: str) -> None:
+        with self._lock:
+            self._live.pop(project, None)
+            self._nodes.pop(project, None)
+
+    def _lost(self, coordinator: CoordinatorPart) -> None:
+        """Forget sessions that a coordinator was told of and had not begun when it died."""
+        with self._lock:
+            for project in coordinator.projects:
+                if self._live.get(project) == "":
+                    self._over(project)
+
+    def _told(self, coordinator: str, told: dict[str, Any]) -> None:
+        project = told.get("project", "")
+        with self._lock:
+            match told["what"]:
+                case "began":
+                    self._live[project] = coordinator
+                case "placed":
+                    self._nodes[project] = told["node"]
+                case "call":
+                    self.answers[told["status"]] += 1
+                    if told["status"] == "success":
+                        self._answered(project, told["at"])
+                case "ended" if self._live.get(project) in ("", coordinator):
+                    # Not the word of a coordinator that had lost it.
+                    self._over(project)
+
+    def _answered(self, project: str, at: float) -> None:
+        for wait in self._waits:
+            if project in wait.open and at > wait.harm.at + JUST_S:
+                self.recoveries.setdefault(wait.kind, []).append(at - wait.harm.at)
+                wait.open.discard(project)
+                if wait.harm.is_any:
+                    wait.open.clear()
+
+    def _containers(self, node: str, *, every: bool = False) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._docker.containers(all=every, filters={"label": f"sandhog.node={node}"})
+        return found
+
+    def _boxes(self) -> list[BoxSeen]:
+        found = []
+        for worker in self.workers:
+            for one in self._containers(worker.name):
+                sources = [Path(mount.get("Source", "")) for mount in one.get("Mounts", ())]
+                projects = [path.name for path in sources if path.parent == self.projects]
+                found += [BoxSeen(one["Id"], project) for project in projects]
+        return sorted(found, key=lambda box: box.project)
+
+
+@contextlib.contextmanager
+def opened(seed: int, shape: Shape, keep: bool = False) -> Iterator[ChaosStage]:
+    """Yield a started stage; nothing of it is left afterwards, unless its directory is to be kept."""
+    directory = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    directory.chmod(0o755)
+    stage = ChaosStage(directory, seed, shape)
+    try:
+        stage.start()
+        yield stage
+    finally:
+        stage.close()
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
