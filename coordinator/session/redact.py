@@ -4,6 +4,7 @@ By value (the keys this process was given), by name (`…_API_KEY=`, `"password"
 `Bearer …`). What is taken out is replaced by one word, so that a reader sees that something was there.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterable
@@ -27,6 +28,11 @@ _SHAPES = re.compile(
     | {_START}xox[abprs]-[A-Za-z0-9-]{{10,}}
     | {_START}(?:AKIA|ASIA)[A-Z0-9]{{16}}\b
     | {_START}AIza[A-Za-z0-9_-]{{30,}}
+    | {_START}(?:npm|pypi|[sr]k_live|dop_v1|ya29)[_.-][A-Za-z0-9_-]{{16,}}
+    | {_START}eyJ[A-Za-z0-9_-]{{8,2000}}\.eyJ[A-Za-z0-9_-]{{8,4000}}\.[A-Za-z0-9_-]{{8,}}
+    | (?<=authorization:\s)(?:basic|token|digest|negotiate)\s[A-Za-z0-9._~+/=-]{{6,}}
+    | (?:(?<=authorization:\s)|(?<=api-key:\s)|(?<=-token:\s))
+      (?=[A-Za-z._~+/=-]{{0,60}}\d)[A-Za-z0-9._~+/=-]{{8,}}
     | (?<=://)[^\s/:@"'\\]*:[^\s/@"'\\]+(?=@)
     | -----BEGIN[ A-Z]*PRIVATE\ KEY-----.*?(?:-----END[ A-Z]*PRIVATE\ KEY-----|\Z)
     """,
@@ -52,7 +58,10 @@ class Redactor:
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = sorted({secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}, key=len, reverse=True)
+        told = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
+        # What is kept is JSON, with JSON inside: there a quote or a newline is written otherwise.
+        once = {_escaped(secret) for secret in told}
+        known = sorted(told | once | {_escaped(secret) for secret in once}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def text(self, text: str) -> str:
@@ -79,6 +88,10 @@ class Redactor:
         if isinstance(item, str) and item and _NAMES.fullmatch(name):
             return REDACTED
         return self.value(item)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _without_value(found: re.Match[str]) -> str:

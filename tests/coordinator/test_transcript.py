@@ -128,6 +128,7 @@ def test_closing_twice_is_fine(tmp_path: Path) -> None:
     transcript.close()
 
 
+OURS = ("key-of-this-process", 'quoted"and\nbroken of this process', "")
 SECRETS = [
     ("OPENAI_API_KEY={}", "key-of-this-process"),
     ("see {} there", "key-of-this-process"),
@@ -138,6 +139,13 @@ SECRETS = [
     ("{}", "ghp_abcdefghijklmnop1234"),
     ("redis://{}@host:1/0", ":pa55word"),
     ("{}", "AKIAABCDEFGHIJKLMNOP"),
+    ("Authorization: Basic {}", "dXNlcjpwYXNzd29yZA=="),
+    ("> proxy-authorization: {}", "abcdef123456"),
+    ("-H 'X-Api-Key: {}'", "abcdef123456"),
+    ("PRIVATE-TOKEN: {}", "abcdef123456"),
+    ("{}", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N"),
+    ("{}", "npm_abcdefghijklmnop1234"),
+    ("see {} there", 'quoted"and\nbroken of this process'),
     ('{{"api_key": "{}"}}', "abcdefgh"),
     ("{}", "-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n-----END OPENSSH PRIVATE KEY-----"),
 ]
@@ -150,7 +158,7 @@ def test_secrets_are_not_kept(tmp_path: Path, around: str, secret: str, depth: i
     for _ in range(depth):
         secret = json.dumps(secret)[1:-1]
         text = json.dumps({"text": text})
-    content = json.loads(written(tmp_path, Notice(text=text), secrets=("key-of-this-process", "")).read_text())["text"]
+    content = json.loads(written(tmp_path, Notice(text=text), secrets=OURS).read_text())["text"]
     assert secret not in content
     assert "[redacted]" in content
     assert "before" in content
@@ -159,7 +167,22 @@ def test_secrets_are_not_kept(tmp_path: Path, around: str, secret: str, depth: i
 
 @pytest.mark.parametrize(
     "piece",
-    ["A", "TOKEN_", "sk-", " sk-a", "bearer ", "://a:", '"api_key": "', "\\", "-----BEGIN PRIVATE KEY-----", "'"],
+    [
+        "A",
+        "TOKEN_",
+        "sk-",
+        "eyJ",
+        "eyJaaaaaaaa.",
+        "authorization: a",
+        "x-token: ",
+        " sk-a",
+        "bearer ",
+        "://a:",
+        '"api_key": "',
+        "\\",
+        "-----BEGIN PRIVATE KEY-----",
+        "'",
+    ],
 )
 @pytest.mark.parametrize("head", ["", '"api_key": "', "SECRET=", "://"])
 def test_hostile_text_is_looked_through_in_no_time(head: str, piece: str) -> None:
