@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,7 +68,7 @@ class _Steps:
         self._running = 0
 
     @contextlib.contextmanager
-    def place(self) -> Any:
+    def place(self) -> Iterator[tuple[int, int]]:
         """Yield a call's step and its place in it."""
         if not self._running:
             self.step, self._index = self.step + 1, -1
