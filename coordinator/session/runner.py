@@ -34,7 +34,8 @@ from coordinator.session.result import SessionResult, notes_of, read_patch
 from coordinator.session.saved import save_session
 from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
-from coordinator.session.subagents import Account, Lent, SubAgents, Talk, without_tasks
+from coordinator.session.subagents import SubAgents, without_tasks
+from coordinator.session.talk import Account, Lent, Talk
 from coordinator.session.transcript import Transcript
 from tools.mcp import mcp_tool
 from tools.registry import LiveRegistry, Registry

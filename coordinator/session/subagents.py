@@ -6,17 +6,14 @@ human who is asked are those of the session above it. It ends with its call.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from pydantic import JsonValue
 from redis.exceptions import RedisError
 
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Above, ChildSession, Seat
-from coordinator.cluster.store import Store
 from coordinator.ending import end, set_with
 from coordinator.endpoint.fragments import mend
 from coordinator.endpoint.reply import Usage
@@ -28,18 +25,16 @@ from coordinator.session.events import (
     ChildEvent,
     ChildStarted,
     Event,
-    EventSink,
     ModelReplied,
     SessionEnded,
-    SessionStarted,
     TextDelta,
     TokensSpent,
 )
 from coordinator.session.history import History
-from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool
-from coordinator.session.limits import LiveLimits
+from coordinator.session.home_tools import HOME_TOOLS, HomeCall
 from coordinator.session.loop import Ending, SessionLoop
-from coordinator.session.spend import Spend, WallClock, left, reached
+from coordinator.session.spend import WallClock
+from coordinator.session.talk import Account, Lent, Talk
 from coordinator.session.transcript import Transcript
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from tools.registry import Registry
@@ -62,63 +57,6 @@ RULES = (
     "but your last message; nobody answers questions. End with one message that holds all it needs: findings with "
     "paths and line numbers, what you changed, what is left open."
 )
-
-
-@dataclass(frozen=True)
-class Account:
-    """What a conversation may use, and what it has used with its sub-agents."""
-
-    limits: LiveLimits
-    spend: Spend
-    clock: WallClock
-
-    def of_child(self, most_steps: int) -> "Account":
-        """Return that of a new sub-agent: what is left of this one."""
-        own = left(self.limits.now, self.spend, self.clock.elapsed_s)
-        own = own.model_copy(update={"steps": min(most_steps, own.steps)})
-        facts = self.spend.facts
-        return Account(LiveLimits(own, facts=facts), Spend(facts), WallClock())
-
-    @property
-    def reached(self) -> str:
-        """The limit of tokens, cost, calls or time that is reached; "" for none."""
-        # Its own steps stand still while a sub-agent works.
-        steps = self.spend.steps + 1
-        found = reached(self.limits.now.model_copy(update={"steps": steps}), self.spend, self.clock.elapsed_s, 0)
-        return found.reason if found else ""
-
-
-@dataclass(frozen=True)
-class Talk:
-    """One conversation with the model, a session's own or a sub-agent's: what its loop is made from."""
-
-    session: str
-    registry: Registry
-    history: History
-    account: Account
-    emit: EventSink
-    sync: Callable[[], None]
-    """Makes everything emitted so far durable."""
-    home_tools: Mapping[str, HomeTool]
-    agent: str = ""
-    """What a sub-agent is to do, in a few words; "" for the session itself."""
-    waits_for_box: bool = False
-    """The model is asked only once the box stands."""
-
-
-@dataclass(frozen=True)
-class Lent:
-    """What a session lends to its sub-agents."""
-
-    session_dir: Path
-    started: SessionStarted
-    """How it began itself."""
-    system: Callable[[int, bool], str]
-    """The system message for so many replies, of a session that only reads or not."""
-    make: Callable[[Talk], SessionLoop]
-    transcript: Callable[[Path, str, int], Transcript]
-    """Begins the transcript in a directory, for an id and a generation."""
-    store: Store
 
 
 class SubAgents:
