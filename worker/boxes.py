@@ -32,6 +32,7 @@ from worker.setup import Setup
 from worker.sources.held import Sources
 from worker.specs import Specs
 from worker.spill import Spills
+from worker.starting import start
 from worker.warm import WarmBoxes
 from worker.workspace import NOWHERE, Workspace
 
@@ -384,7 +385,7 @@ class Boxes:
         put_files(order, seat.workspace)
         spec = self._specs.spec(order, seat.workspace)
         with self._progress.waits(spec.image, order.session) if self._progress else nullcontext():
-            return self._engine.start(spec, session=order.session, generation=order.generation)
+            return start(self._engine, spec, order.session, order.generation)
 
     def _workspace(self, order: BoxOrder) -> Workspace:
         most_bytes = self._specs.profile_of(order).limits().workspace_bytes
