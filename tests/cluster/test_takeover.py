@@ -65,19 +65,22 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(*argv: str, **variables: str) -> Iterator[Process]:
+def started(*argv: str, typed: str = "", **variables: str) -> Iterator[Process]:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": str(ROOT), **variables}
     process = Process(
         subprocess.Popen(
             argv,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None if DEBUG else subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
     )
+    assert process.process.stdin is not None
+    with process.process.stdin as stdin:
+        stdin.write(typed)
     try:
         yield process
     finally:
@@ -209,6 +212,36 @@ def test_a_command_that_was_killed_is_resumed(
                 # Its box has ended with it: whether the command came to its end nobody knows.
                 assert first.error_code == "OUTCOME_UNKNOWN"
                 assert (place / "log").read_text().count("x") <= 1
+
+
+def test_a_chat_takes_its_messages_from_a_pipe(
+    embedded: Embedded, state_dir: Path, tmp_path: Path, until: Until
+) -> None:
+    place = project(tmp_path, "place")
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        said = [message["content"] for message in messages if message["role"] == "user"]
+        if messages[-1]["role"] == "user":
+            return Turn(calls=(ScriptedCall("Bash", {"command": "cd /tmp; cat >> /workspace/said <<< x; pwd"}),))
+        return Turn(f"answer {len(said)}")
+
+    with ScriptedEndpoint(script) as endpoint:
+        names = {
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "SANDHOG_MODEL": "scripted",
+            "SANDHOG_STATE_DIR": str(state_dir),
+            "SANDHOG_REDIS_URL": embedded.redis_url,
+        }
+        flags = ("--bind", "--policy", "boxed", "--workspace", str(place))
+        with started(*SANDHOG, "chat", *flags, typed="one\ntwo \\\nlines\n\n", **names) as chat:
+            until(lambda: chat.process.poll() is not None, "the chat ends", WAIT_S)
+        with started(*SANDHOG, "show", "last", **names) as show:
+            until(lambda: show.process.poll() is not None, "it is shown", WAIT_S)
+        assert chat.process.returncode == 0
+        text = "".join(show.lines)
+        for words in ("› one\n", "answer 1\n", "› two \n  lines\n", "answer 2\n", "completed · 4 steps · 2 calls"):
+            assert words in text, text
+        assert (place / "said").read_text() == "x\nx\n"
 
 
 def proofs() -> str:
