@@ -41,6 +41,11 @@ TICK_S = 0.5
 PREPARE_S = 1_080.0
 """For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
 FINISH_S = 120.0
+RESEND_S = 10.0
+"""An order without an answer is sent again after this time, then three times as long, and so on: a message can be lost
+on its way, with the connection on which a node had asked for it. A node that is at it already lets the second one wait.
+"""
+RESEND_GROWTH = 3.0
 PROGRESS_S = 2.0
 """Between looks at what a node says of a start that takes long."""
 
@@ -57,6 +62,7 @@ class Placement:
         watch: Watch,
         tools: str = "",
         clock: Callable[[], float] = time.monotonic,
+        resend_s: float = RESEND_S,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -64,6 +70,7 @@ class Placement:
         self._watch = watch
         self._tools = tools
         self._clock = clock
+        self._resend_s = resend_s
 
     async def place(self, session: str, home: str | None = None) -> NodeLife:
         """Return the node that has a place for the session from now on; waits while all places are taken.
@@ -243,11 +250,11 @@ class Placement:
     ) -> Reply | str:
         """Return the node's reply, or why there is none. Both orders may be repeated.
 
-        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it. Time
-        in which Redis is away is nobody's.
+        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it, or that
+        has had no answer for long. Time in which Redis is away is nobody's.
         """
         waiting: dict[str, asyncio.Future[Reply]] = {}
-        asked_of, left_s = "", wait_s
+        asked_of, left_s, patience_s, asked_at = "", wait_s, self._resend_s, 0.0
         try:
             while left_s > 0:
                 health, began = self._watch.health(order.node), self._clock()
@@ -255,11 +262,14 @@ class Placement:
                     return f"it has been gone for {health.leaseless_s:.0f} s"
                 if self._watch.away_s > away_s:
                     return f"Redis has been away for {self._watch.away_s:.0f} s"
-                if not asked_of or health.incarnation not in (None, asked_of):
+                is_overdue = bool(asked_of) and began - asked_at > patience_s
+                if not asked_of or health.incarnation not in (None, asked_of) or is_overdue:
+                    patience_s *= RESEND_GROWTH if is_overdue else 1.0
                     task_id = f"{name}/{len(waiting) + 1}"
                     waiting[task_id] = self._reader.expect(task_id)
                     is_sent = await send(order, task_id)
                     asked_of = (health.incarnation or order.incarnation) if is_sent else ""
+                    asked_at = self._clock()
                 done, _ = await asyncio.wait(
                     waiting.values(), timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED
                 )
