@@ -3,6 +3,7 @@
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     shape = Shape(given.sessions, given.workers, given.coordinators, has_volume="disk_full" in kinds)
+    # So that what was started is ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     plan = Plan(given.seed, given.faults, given.calls, given.minutes, kinds, shape, given.calm, given.keep)
     report = perform(plan, lambda words: print(words, file=sys.stderr, flush=True))

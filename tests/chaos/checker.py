@@ -180,11 +180,25 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
     return wrong
 
 
-def redis_leftovers(names: Sequence[str], nodes: Sequence[str]) -> list[str]:
-    """Return those of Redis' keys that nobody owns any more once all parts have ended."""
+EXPIRING = ("claim", "reply", "lanes", "grant")
+"""What a part that was killed leaves in Redis to expire by itself: nobody knows that it is done with."""
+
+
+def redis_leftovers(ttls: Mapping[str, int], nodes: Sequence[str]) -> list[str]:
+    """Return those of Redis' keys that nobody owns any more once all parts have ended.
+
+    Args:
+        ttls: Seconds to live by key, -1 for ever.
+        nodes: The nodes, whose descriptions expire.
+    """
     node_keys = {f"sandhog:{kind}:{node}" for kind in ("node", "breaker:node") for node in nodes}
-    kept = ("_kombu.", "sandhog:nodes")
-    return sorted(name for name in names if name not in node_keys and not name.startswith(kept))
+    expiring = tuple(f"sandhog:{kind}:" for kind in EXPIRING)
+    return sorted(
+        name
+        for name, ttl in ttls.items()
+        if not name.startswith(("_kombu.", "sandhog:nodes"))
+        and not ((name in node_keys or name.startswith(expiring)) and ttl >= 0)
+    )
 
 
 def summary(verdict: Verdict) -> Mapping[str, Any]:

@@ -88,6 +88,8 @@ class ChaosStage:
         self.recoveries: dict[str, list[float]] = {}
         """Seconds, by kind of fault."""
         self.answers: Counter[str] = Counter()
+        self.expiring_keys = 0
+        """Keys that were left in Redis to expire, once all had ended."""
         self._docker = docker.APIClient(timeout=60)
         self._lock = threading.RLock()
         self._live: dict[str, str] = {}
@@ -190,8 +192,9 @@ class ChaosStage:
             if code != 0:
                 wrong.append(f"{part.name} ended with {code}")
         with self.redis.client() as client:
-            names = [key.decode() for key in client.scan_iter()]
-        wrong += [f"left in Redis: {name}" for name in redis_leftovers(names, [one.name for one in self.workers])]
+            ttls = {key.decode(): client.ttl(key) for key in list(client.scan_iter())}
+        self.expiring_keys = sum(ttl >= 0 for ttl in ttls.values())
+        wrong += [f"left in Redis: {name}" for name in redis_leftovers(ttls, [one.name for one in self.workers])]
         for worker in self.workers:
             left = self._containers(worker.name, every=True)
             wrong += [f"left container: {one['Id'][:12]} of {worker.name}" for one in left]
