@@ -40,6 +40,8 @@ class Table(Executor):
     """How often, by step and index."""
     known: set[str] = field(default_factory=set)
     """Steps and indexes of what an earlier owner started."""
+    recovered: dict[str, bool] = field(default_factory=dict)
+    """What was asked for, and whether it may have been sent, by step and index."""
     given_up: list[CallKey] = field(default_factory=list)
 
     async def run(
@@ -53,6 +55,7 @@ class Table(Executor):
     async def recover(
         self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
     ) -> CallOutcome:
+        self.recovered[_place(order.key)] = has_begun
         if _place(order.key) in self.known:
             return _outcome(order.key, f"collected {_place(order.key)}")
         return did_not_run([order], "nobody started it")[0]

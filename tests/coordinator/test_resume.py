@@ -63,6 +63,10 @@ TEN_STEPS = [
 ]
 
 
+HOME = {"3.0"}
+"""TodoWrite, which runs in the coordinator."""
+
+
 def replies(messages: list[dict[str, Any]]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
@@ -146,7 +150,7 @@ async def test_a_session_goes_on_wherever_its_owner_was_killed(
         (copy / f"{name}.1.jsonl").write_bytes(content[:at])
         before = rebuild(read_session(copy).entries)
         opened = before.open_step
-        begun = {f"{opened.step}.{index}" for index in opened.begun} if opened else set()
+        begun = begun_in(events_of(cluster, name))
         asked = {f"{opened.step}.{index}" for index in opened.asked} if opened else set()
         questions += len(asked)
         table = Table(known=begun)
@@ -163,12 +167,19 @@ async def test_a_session_goes_on_wherever_its_owner_was_killed(
         assert set(table.ran.values()) <= {1}, "no call runs twice"
         assert not begun & set(table.ran), "what was started is not started again"
         assert asked <= set(table.ran), "who was asked is asked on"
+        assert {place for place, has_begun in table.recovered.items() if has_begun} == begun - HOME
         check_whole(events_of(cluster, name))
         after = rebuild(read_session(copy).entries)
         validate(after.history.messages)
         assert after.text == result.text
         shutil.rmtree(copy)
     assert questions
+
+
+def begun_in(events: list[Event]) -> set[str]:
+    """Steps and indexes of the calls that were started and not answered."""
+    started = {f"{event.step}.{event.index}" for event in events if isinstance(event, CallStarted)}
+    return started - {f"{event.step}.{event.index}" for event in events if isinstance(event, CallFinished)}
 
 
 def check_whole(events: list[Event]) -> None:
