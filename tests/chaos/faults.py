@@ -241,7 +241,7 @@ KINDS: Mapping[str, Fault] = {
         node_gone,
     )
 }
-WEIGHTS = {"node_gone": 0.2, "redis_lost_its_last": 0.6, "coordinator_killed": 0.7, "coordinator_paused": 0.7}
+WEIGHTS = {"node_gone": 0.5, "redis_lost_its_last": 0.6, "coordinator_killed": 0.7, "coordinator_paused": 0.7}
 """How often a kind comes, beside 1 for the others: those that cost much time are rarer."""
 SHORT = tuple(kind for kind in KINDS if kind not in ("node_gone", "disk_full"))
 """What the short run has: nothing that takes a minute, or needs a file system of its own."""
