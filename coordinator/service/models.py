@@ -44,6 +44,10 @@ class Models:
             fix = "Set OPENAI_BASE_URL or OPENAI_API_KEY where the server is started."
             raise Refused(Code.INVALID, "The server has no model: only sessions with `loop: none` run.", fix)
         model = name or self._settings.model
+        if not model:
+            raise Refused(
+                Code.INVALID, "model: the server has no default one.", "Name one, or set SANDHOG_MODEL there."
+            )
         client = self._clients.get(model)
         if client is None:
             if len(self._clients) >= MAX_MODELS:

@@ -165,7 +165,7 @@ def test_calls_of_a_loop_outside_run_once_and_are_answered_in_order(client: http
     assert {"Read", "Bash"} <= {tool["function"]["name"] for tool in tools}
     assert "Task" not in {tool["function"]["name"] for tool in tools}
     path = f"/v1/sessions/{session_id}/tool_calls"
-    message = {
+    message: dict[str, Any] = {
         "role": "assistant",
         "content": None,
         "step": 1,

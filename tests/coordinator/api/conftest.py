@@ -109,7 +109,9 @@ class Serves:
         )
         listener = socket.create_server(("127.0.0.1", 0))
         app = create_app(sessions, tokens, ServeSettings(**settings))
-        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+        config = uvicorn.Config(
+            app, log_config=None, lifespan="off", timeout_graceful_shutdown=2, timeout_keep_alive=300
+        )
         server = _Server(config)
         task = asyncio.create_task(server.serve([listener]))
         served = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", sessions, tokens, self.state_dir)
