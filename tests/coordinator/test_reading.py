@@ -123,7 +123,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode != 0:
         pytest.skip("no file system may be mounted here")
     yield path
-    subprocess.run(["umount", path], check=True)
+    subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def test_the_last_events_have_room_on_a_full_disk(small_disk: Path) -> None:
