@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls
 from coordinator.api.auth import Authenticated
 from coordinator.api.bounds import Bounds
+from coordinator.page import app as page
 from coordinator.service.serve_settings import ServeSettings
 from coordinator.service.sessions import Sessions
 from coordinator.service.tokens import Tokens
@@ -28,6 +29,7 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings) -> Fa
     for part in (sessions, steering, tool_calls, results, archives, server):
         app.include_router(part.router)
     errors.install(app)
+    page.install(app, service, tokens)
     # The one added last is asked first.
     app.add_middleware(Authenticated, tokens=tokens)
     app.add_middleware(

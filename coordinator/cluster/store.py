@@ -32,6 +32,16 @@ class NodeView:
     """Its lease stands and names this life."""
 
 
+@dataclass(frozen=True)
+class NodeUse:
+    """How much of a node is taken now."""
+
+    places: int
+    lanes: int
+    lease_age_s: float | None
+    """Since it last renewed its lease; None where it has none."""
+
+
 def connect(redis_url: str, *, blocking_s: float = 0.0) -> Redis:
     """Return a client that repeats nothing by itself, for commands that block no longer than said."""
     return Redis.from_url(
@@ -79,6 +89,20 @@ class Store:
             # Of a release that says what this one does not know: no node to send anything to.
             return None
         return NodeView(parsed, is_leased=lease is not None and _text(lease) == parsed.incarnation)
+
+    async def use_of(self, names: Sequence[str]) -> list[NodeUse]:
+        """Return how much of each of these nodes is taken."""
+        now_s = int((await self._redis.time())[0])
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.zcount(keys.places(name), f"({now_s}", "+inf")
+                pipe.zcount(keys.lanes(name), f"({now_s}", "+inf")
+                pipe.pttl(keys.lease(name))
+            found = [int(one) for one in await pipe.execute()]
+        return [
+            NodeUse(places, lanes, None if left_ms < 0 else max(0, keys.LEASE_MS - left_ms) / 1000)
+            for places, lanes, left_ms in zip(found[::3], found[1::3], found[2::3], strict=True)
+        ]
 
     async def open_session(self, session: str, least_generation: int = 1, owner: str = "") -> int:
         """Return a generation above all that the session had; older owners are fenced from now on."""

@@ -1,0 +1,183 @@
+"""Routes of the page about one session: its story, live; whole answers, files, patch; approvals, cancel."""
+
+import time
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Path, Query, Request
+from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+
+from coordinator.page import bars, diff, rendering, wording
+from coordinator.page.live import live
+from coordinator.page.routing import (
+    HEADERS,
+    PLAIN_HEADERS,
+    Acting,
+    PageRoute,
+    Shown,
+    ThePage,
+    keep_action,
+)
+from coordinator.page.story import Story
+from coordinator.service import approving, files, kept
+from coordinator.service.journal import BEGINNING, EventId, Journal
+from coordinator.service.refusals import Code, Refused
+from coordinator.service.sessions import on_volume
+from coordinator.session.subagents import CHILDREN_DIR
+from coordinator.visible import visible
+
+MAX_TEXT_BYTES = 1024 * 1024
+"""As much of a whole answer or a spilled file is sent to a browser."""
+
+router = APIRouter(prefix="/sessions/{session_id}", route_class=PageRoute, include_in_schema=False)
+
+CallName = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$")]
+ChildName = Annotated[str, Path(pattern=r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,9}(\.[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,9}){0,9}$")]
+
+
+@router.get("")
+async def session(
+    request: Request, entry: Shown, page: ThePage, before: Annotated[int | None, Query(ge=1)] = None
+) -> Response:
+    """Show a session: what was said, each step, each call."""
+    story, last = await on_volume(_read, Story(before), entry.directory)
+    root = f"/sessions/{entry.session_id}"
+    return rendering.page(
+        "session.html",
+        request,
+        session=page.sessions.view(entry),
+        asks=await approving.waiting(page.sessions.cluster.requests, entry.session_id),
+        root=root,
+        base=root,
+        child=None,
+        stream=None if before is not None else rendering.address(f"{root}/stream", after=last),
+        **_told(story),
+    )
+
+
+@router.get("/agents/{name}")
+async def agent(request: Request, entry: Shown, page: ThePage, name: ChildName) -> Response:
+    """Show a sub-agent of a session as it is now."""
+    directory = entry.directory / CHILDREN_DIR / name
+    if not directory.is_dir():
+        raise Refused(Code.NOT_FOUND, f"Session {entry.session_id} has no sub-agent {name}.")
+    story, _ = await on_volume(_read, Story(), directory)
+    root = f"/sessions/{entry.session_id}"
+    return rendering.page(
+        "session.html",
+        request,
+        session=page.sessions.view(entry),
+        asks=[],
+        root=root,
+        base=f"{root}/agents/{name}",
+        child=name,
+        stream=None,
+        **_told(story),
+    )
+
+
+@router.get("/stream")
+async def stream(
+    request: Request, entry: Shown, page: ThePage, after: Annotated[str, Query(max_length=40)] = str(BEGINNING)
+) -> Response:
+    """Send what changes on a session's page behind an event, until the session or the login has ended."""
+    try:
+        last = EventId.parse(after)
+    except ValueError as exc:
+        raise Refused(Code.INVALID, f"after: {exc}.") from exc
+    headers = {**HEADERS, "X-Accel-Buffering": "no"}
+    return StreamingResponse(live(request, page, entry, last), media_type="text/event-stream", headers=headers)
+
+
+@router.get("/calls/{name}")
+async def whole_answer(entry: Shown, name: CallName) -> Response:
+    """Send the answer to a call as plain text, whole unless it is huge."""
+    return _plain(await on_volume(_answer_of, entry.directory, name))
+
+
+@router.get("/agents/{agent_name}/calls/{name}")
+async def agents_answer(entry: Shown, agent_name: ChildName, name: CallName) -> Response:
+    """Send the answer to a sub-agent's call in the same way."""
+    return _plain(await on_volume(_answer_of, entry.directory / CHILDREN_DIR / agent_name, name))
+
+
+@router.get("/spill/{name}")
+async def spilled(entry: Shown, name: Annotated[str, Path(max_length=255)], page: ThePage) -> Response:
+    """Send the beginning of a call's whole output as plain text."""
+    found = await on_volume(files.read, entry.directory / "spill", name, page.sessions.max_file_bytes)
+    if isinstance(found, files.Listing):
+        raise Refused(Code.NOT_FOUND, "There is no such output.")
+    return _plain(found[:MAX_TEXT_BYTES].decode("utf-8", "replace"), is_cut=len(found) > MAX_TEXT_BYTES)
+
+
+@router.get("/diff")
+async def patch(request: Request, entry: Shown, page: ThePage) -> Response:
+    """Show what the session changed in its copy."""
+    if entry.facts.patch_path is None:
+        words = "This session has no patch: it has not ended, worked on the directory itself, or had no box."
+        raise Refused(Code.NOT_FOUND, words)
+    found = await on_volume(lambda: diff.of_patch(kept.patch(entry.directory)))
+    return rendering.page("diff.html", request, session=page.sessions.view(entry), diff=found)
+
+
+@router.post("/cancel")
+async def cancel(request: Request, entry: Shown, visitor: Acting, page: ThePage) -> Response:
+    """End the session."""
+    await keep_action(request, visitor, "cancel", entry.session_id)
+    await page.sessions.cancel(entry)
+    return RedirectResponse(f"/sessions/{entry.session_id}", 303)
+
+
+@router.post("/approvals/{name}")
+async def answer(
+    request: Request,
+    entry: Shown,
+    name: CallName,
+    visitor: Acting,
+    page: ThePage,
+    decision: Annotated[Literal["allow", "always", "deny"], Form()],
+    note: Annotated[str, Form(max_length=2_000)] = "",
+) -> Response:
+    """Answer a call that waits for a yes."""
+    is_lasting = decision == "always"
+    action: Literal["allow", "deny"] = "deny" if decision == "deny" else "allow"
+    detail = f"{name}{' for the whole session' if is_lasting else ''} {note}".rstrip()
+    await keep_action(request, visitor, action, entry.session_id, detail)
+    given = approving.Given(action, note, is_lasting, f"{visitor.principal.name} on the page")
+    await approving.answer(page.sessions.cluster.requests, entry.session_id, name, given)
+    return RedirectResponse(f"/sessions/{entry.session_id}", 303)
+
+
+def _read(story: Story, directory: FilePath) -> tuple[Story, EventId]:
+    """Return the story with all that was kept, and the last event of it."""
+    journal = Journal(directory)
+    while not story.is_cut and (lines := journal.read()):
+        story.take(lines)
+    return story, journal.after
+
+
+def _told(story: Story) -> dict[str, Any]:
+    """Return what the template of a session needs of its story."""
+    now_s = time.time()
+    return {"story": story, "overview": bars.of_all(story.blocks, now_s), "axis": bars.of_block, "now_s": now_s}
+
+
+def _answer_of(directory: FilePath, name: str) -> str:
+    step, index = (int(part) for part in name.split("."))
+    journal, found = Journal(directory), None
+    while lines := journal.read():
+        for line in lines:
+            fields = line.fields
+            is_answer = line.type in ("call_finished", "answer_shortened")
+            if is_answer and (fields.get("step"), fields.get("index")) == (step, index):
+                found = str(fields.get("answer", ""))
+    if found is None:
+        raise Refused(Code.NOT_FOUND, f"There is no answer to call {name}.")
+    return wording.answer(found)
+
+
+def _plain(text: str, *, is_cut: bool = False) -> Response:
+    shown = visible(text[:MAX_TEXT_BYTES])
+    if is_cut or len(text) > MAX_TEXT_BYTES:
+        shown += f"\n\n⟨the first {MAX_TEXT_BYTES:,} are shown⟩\n"
+    return PlainTextResponse(shown.encode("utf-8", "replace"), headers=PLAIN_HEADERS)

@@ -1,0 +1,95 @@
+// Keeps what is shown fresh. Everything is rendered, and escaped, by the server; without this the page still works.
+"use strict";
+
+// Puts a part in the place of the one with its id; what is open, typed and focused stays so.
+function place(id, html, into) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  const made = template.content.firstElementChild;
+  if (!made) return;
+  const old = document.getElementById(id);
+  if (!old) {
+    if (into) into.append(made);
+    return;
+  }
+  carryOver(old, made);
+  const focused = old.contains(document.activeElement) ? document.activeElement : null;
+  old.replaceWith(made);
+  if (focused && focused.id) focusAgain(focused);
+}
+
+function carryOver(old, made) {
+  for (const details of old.querySelectorAll("details[open][id]")) {
+    const same = made.querySelector("#" + CSS.escape(details.id));
+    if (same) same.open = true;
+  }
+  for (const input of old.querySelectorAll("input[id]")) {
+    const same = made.querySelector("#" + CSS.escape(input.id));
+    if (same && input.type !== "hidden") same.value = input.value;
+  }
+}
+
+function focusAgain(focused) {
+  const same = document.getElementById(focused.id);
+  if (!same) return;
+  same.focus({ preventScroll: true });
+  if (focused.selectionStart != null && same.setSelectionRange) {
+    same.setSelectionRange(focused.selectionStart, focused.selectionEnd);
+  }
+}
+
+function isAtEnd() {
+  const page = document.documentElement;
+  return page.scrollHeight > page.clientHeight && page.scrollTop + page.clientHeight >= page.scrollHeight - 40;
+}
+
+function follow(change) {
+  const wasAtEnd = isAtEnd();
+  change();
+  if (wasAtEnd) window.scrollTo(0, document.documentElement.scrollHeight);
+}
+
+// A part that is asked for anew every few seconds, while somebody can see it.
+async function refresh(part) {
+  if (document.hidden || part.querySelector("details[open]")) return;
+  let answer;
+  try {
+    answer = await fetch(location.href, { headers: { "X-Fragment": "1" }, credentials: "same-origin" });
+  } catch {
+    part.classList.add("stale");
+    return;
+  }
+  part.classList.toggle("stale", !answer.ok);
+  if (answer.status === 401) location.reload();
+  if (!answer.ok) return;
+  const fresh = part.cloneNode(false);
+  fresh.innerHTML = await answer.text();
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
+  part.replaceChildren(...fresh.childNodes);
+  if (focused && focused.id) focusAgain(focused);
+}
+
+for (const part of document.querySelectorAll("[data-refresh]")) {
+  const again = () => refresh(part).finally(() => setTimeout(again, 1000 * Number(part.dataset.refresh)));
+  setTimeout(again, 1000 * Number(part.dataset.refresh));
+}
+
+// A session's page: parts come as they change, and the model's words as it says them.
+const main = document.querySelector("main[data-stream]");
+if (main) {
+  const blocks = document.getElementById("blocks");
+  const source = new EventSource(main.dataset.stream);
+  source.addEventListener("open", () => main.classList.remove("stale"));
+  source.addEventListener("error", () => main.classList.add("stale"));
+  source.addEventListener("part", (event) => {
+    const part = JSON.parse(event.data);
+    follow(() => place(part.id, part.html, part.id.startsWith("block-") ? blocks : null));
+  });
+  source.addEventListener("said", (event) => {
+    const said = JSON.parse(event.data);
+    const words = document.getElementById("said-" + Number(said.step));
+    if (words) follow(() => words.append(said.text));
+  });
+  source.addEventListener("over", () => source.close());
+  source.addEventListener("left", () => location.reload());
+}
