@@ -96,6 +96,9 @@ class NodeSettings(BaseSettings):
     """Certificates that are trusted for repositories, in place of the machine's."""
     workspace_roots: tuple[Path, ...] = ()
     """Directories, as JSON, below which sessions of the API may name one of this node to be copied."""
+    sources_dir: Path | None = None
+    """Where workspaces are put while they are fetched; every user must be able to pass through it. Default: below the
+    directory for temporary files."""
     source_mib: int = Field(default=4096, ge=1)
     """What a repository's commit, an archive or an image's directory may hold."""
     source_keep_mib: int = Field(default=8192, ge=0)
