@@ -121,13 +121,18 @@ def _sources(settings: NodeSettings, engine: DockerEngine) -> Sources:
         raise NodeMisconfigured(f"SANDHOG_EGRESS_DENY: {exc}") from exc
     bounds = Bounds(total_bytes=settings.source_mib * MIB, timeout_s=settings.source_timeout_s)
     source_settings = SourceSettings(
-        directory=settings.scratch_dir / "sources",
+        directory=(settings.sources_dir / settings.node if settings.sources_dir else settings.scratch_dir / "sources"),
         remotes=Remotes(hosts_of(settings.git_hosts), settings.git_credentials, settings.git_ca_file, deny),
         roots=settings.workspace_roots,
         bounds=bounds,
         keep_bytes=settings.source_keep_mib * MIB,
     )
-    return Sources(source_settings, engine.image_files)
+    sources = Sources(source_settings, engine.image_files)
+    try:
+        sources.sweep()
+    except OSError as exc:
+        raise NodeMisconfigured(f"{source_settings.directory} cannot be cleared: {exc}") from exc
+    return sources
 
 
 def _images(settings: NodeSettings) -> ImageSettings:

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.5
 MAX_SUBMODULES = 50
 MAX_NESTING = 3
+_KEPT = re.compile(r"[0-9a-f]{32}")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -79,6 +80,17 @@ class Sources:
         self._users: Counter[str] = Counter()
         self._cancelled: set[str] = set()
         self._active: set[str] = set()
+
+    def sweep(self) -> None:
+        """Remove what an earlier life of this node was fetching; commits that it had fetched stay.
+
+        Raises:
+            OSError: something cannot be removed.
+        """
+        directory = self._settings.directory
+        for path in list(directory.iterdir()) if directory.is_dir() else ():
+            if not _KEPT.fullmatch(path.name):
+                remove_tree(path.with_name(path.name.removesuffix(".trash")))
 
     @contextmanager
     def held(self, order: BoxOrder) -> Iterator[BoxOrder]:
@@ -271,14 +283,14 @@ class Sources:
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
-        self._settings.directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+        for missing in (self._settings.directory.parent, self._settings.directory):
+            missing.mkdir(mode=0o711, parents=True, exist_ok=True)
         scratch = _made(self._settings.directory / f"new-{secrets.token_hex(8)}")
         try:
             yield scratch
         finally:
             with suppress(OSError):
                 remove_tree(scratch)
-                scratch.with_name(f"{scratch.name}.trash").rmdir()
 
     @contextmanager
     def _pinned(self, key: str) -> Iterator[None]:
@@ -307,7 +319,7 @@ class Sources:
 
     def _trim(self) -> None:
         """Remove the longest unused commits while all together are too large."""
-        kept = [path for path in self._settings.directory.iterdir() if re.fullmatch(r"[0-9a-f]{32}", path.name)]
+        kept = [path for path in self._settings.directory.iterdir() if _KEPT.fullmatch(path.name)]
         sizes = {path: _size_bytes(path) for path in kept}
         for path in sorted(kept, key=lambda one: one.stat().st_mtime):
             if sum(sizes.values()) <= self._settings.keep_bytes:
@@ -320,7 +332,6 @@ class Sources:
             del sizes[path]
             with suppress(OSError):
                 remove_tree(aside)
-                aside.with_name(f"{aside.name}.trash").rmdir()
 
 
 def _made(path: Path) -> Path:

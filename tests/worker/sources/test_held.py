@@ -355,6 +355,16 @@ def test_an_empty_workspace_is_empty_and_an_old_session_fetches_nothing_again(
         assert held.workspace == f"{one.session_dir}/base"
 
 
+def test_what_an_earlier_life_was_fetching_is_removed_and_its_commits_stay(
+    make: Callable[..., Sources], place: Path
+) -> None:
+    make().sweep()
+    for name in ("new-0123", "old-0123", "a" * 32):
+        (place / "sources" / name / "tree").mkdir(parents=True)
+    make().sweep()
+    assert names(place / "sources") == ["a" * 32]
+
+
 def test_what_is_fetched_is_never_bound(make: Callable[..., Sources], tmp_path: Path) -> None:
     bound = order(tmp_path, EmptySource()).model_copy(update={"workspace_mode": WorkspaceMode.BIND})
     with pytest.raises(WorkspaceRefused, match="cannot be bound"), make().held(bound):
