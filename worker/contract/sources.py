@@ -39,7 +39,7 @@ class GitSource(_Source):
     submodules: bool = False
     """Fetch submodules too, by the same rules."""
     lfs: bool = False
-    """Fetch large files in place of their pointers; needs git-lfs on the node."""
+    """Fetch large files in place of their pointers; no node of this version does."""
 
     @property
     def shown(self) -> str:

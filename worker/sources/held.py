@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import stat
 import threading
 from collections import Counter
@@ -214,10 +213,9 @@ class Sources:
     @contextmanager
     def _commit(self, order: BoxOrder, source: GitSource) -> Iterator[Path]:
         """Yield the tree of a commit, fetched now unless it was before."""
-        if source.lfs and shutil.which("git-lfs") is None:
-            raise WorkspaceRefused("lfs: git-lfs is not installed on this node.")
         if source.lfs:
-            raise WorkspaceRefused("lfs: large files are not fetched by this node; pointers are left as they are.")
+            # Their own program would connect to addresses that nobody judged.
+            raise WorkspaceRefused("lfs: large files are not fetched; without it their pointers are left as they are.")
         ref = check_ref(source.ref)
         remote = self._settings.remotes.remote(source.url, source.credential)
         if not _COMMIT.fullmatch(ref):
