@@ -8,6 +8,7 @@ it ends, the worker removes its boxes, ends Redis and exits.
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from coordinator.errors import ClusterBroken, ConfigError
 from worker.contract.places import own_tools_dir
+from worker.contract.settings_file import FILE_VARIABLE, PREFIX, settings_file
 
 SOCKET_PATH_BYTES = 100
 """Longer socket paths are refused by the kernel (108, with room for Redis' own)."""
@@ -34,30 +36,10 @@ PASSED_ON = (
     "DOCKER_TLS_VERIFY",
     "XDG_RUNTIME_DIR",
     "PYTHONPATH",
-    "SANDHOG_BREAKER",
-    "SANDHOG_PROFILES",
-    "SANDHOG_ALLOW_OPEN_NETWORK",
-    "SANDHOG_PROOFS_DIR",
-    "SANDHOG_KEEP_COPIES_H",
-    "SANDHOG_REGISTRIES",
-    "SANDHOG_PULL",
-    "SANDHOG_PULL_TIMEOUT_S",
-    "SANDHOG_IMAGE_BUDGET_MIB",
-    "SANDHOG_MIN_FREE_MIB",
-    "SANDHOG_MADE_KEEP_DAYS",
-    "SANDHOG_WORKSPACE_DISKS",
-    "SANDHOG_WORKSPACE_ROOTS",
-    "SANDHOG_SOURCE_MIB",
-    "SANDHOG_SOURCE_KEEP_MIB",
-    "SANDHOG_SOURCE_TIMEOUT_S",
-    "SANDHOG_EGRESS_PRIVATE",
-    "SANDHOG_EGRESS_DENY",
-    "SANDHOG_EGRESS_MIB_PER_S",
-    "SANDHOG_EGRESS_TOTAL_MIB",
 )
-"""What the worker gets of this process's environment: the logins of registries, and no other key of any kind."""
-PASSED_START = "SANDHOG_GIT_"
-"""Begins the names of others that it gets: what repositories are fetched with, which boxes never see."""
+"""What the worker gets of this process's environment, beside its settings."""
+OWN_SECRETS = re.compile(r"SANDHOG_(?!GIT_).*(KEY|TOKEN|PASSWORD|SECRET)(?!S_DIR)")
+"""Names of settings that are no business of a worker; what repositories are fetched with is, and boxes never see it."""
 
 REFUSAL = "sandhog worker: "
 """Begins what a node says that refuses to start."""
@@ -190,6 +172,8 @@ class Embedded:
             "SANDHOG_RUN_DIR": str(self.run_dir),
             "SANDHOG_OWNER_FD": str(self._read_end),
             "SANDHOG_DEAD_MAN_S": str(self._dead_man_s),
+            # The file is looked up once, so that both read the same.
+            FILE_VARIABLE: str(settings_file(os.environ) or ""),
             **self._own,
         }
         # Safe path: the working directory is the user's, and a module in it must not be taken for one of ours.
@@ -279,7 +263,12 @@ def live_redis_urls(state_dir: Path) -> list[str]:
 
 
 def _clean_environment() -> Mapping[str, str]:
-    return {name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith(PASSED_START)}
+    """Return what a worker may know of this process's environment: its settings, and no key of the endpoint or API."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in PASSED_ON or (name.upper().startswith(PREFIX) and not OWN_SECRETS.match(name.upper()))
+    }
 
 
 @contextlib.contextmanager

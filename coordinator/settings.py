@@ -1,14 +1,15 @@
-"""The coordinator's settings: `SANDHOG_*` variables, read once by the command line."""
+"""The coordinator's settings: `SANDHOG_*` variables and the settings file, read once by the command line."""
 
 import os
 from pathlib import Path
+from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator
 
 from coordinator.errors import ConfigError
 from coordinator.session.bounds import BUDGETS, Budgets
 from worker.contract.orders import DEFAULT_PROFILE
+from worker.contract.settings_file import FileSettings, Hidden, In, SettingsWrong, read
 
 DEFAULT_IMAGE = "sandhog-box:latest"
 
@@ -22,15 +23,16 @@ def default_state_dir() -> Path:
     return Path(base) / "sandhog"
 
 
-class Settings(BaseSettings):
+class Settings(FileSettings):
     """What does not change from session to session."""
 
-    model_config = SettingsConfigDict(env_prefix="SANDHOG_", extra="ignore", use_attribute_docstrings=True)
+    sections: ClassVar[tuple[str, ...]] = ("session", "cluster", "endpoint", "limits")
 
-    redis_url: str | None = None
+    redis_url: Annotated[str | None, In("cluster"), Hidden()] = None
     """A cluster's Redis; None starts a private one with one worker."""
-    state_dir: Path = Field(default_factory=default_state_dir)
-    """Transcripts, spilled output, copies and patches; a cluster's shared volume."""
+    state_dir: Annotated[Path, In("cluster")] = Field(default_factory=default_state_dir)
+    """Transcripts, spilled output, copies and patches; a cluster's shared volume. Default:
+    `$XDG_STATE_HOME/sandhog`."""
 
     @field_validator("state_dir")
     @classmethod
@@ -38,13 +40,15 @@ class Settings(BaseSettings):
         # Nodes have another working directory, and the engine mounts absolute paths only.
         return value.expanduser().absolute()
 
-    model: str | None = None
+    model: Annotated[str | None, In("endpoint")] = None
     """The model's name, where `--model` does not say it."""
-    dead_man_s: int = Field(default=90, ge=10)
+    endpoint_url: Annotated[str | None, In("endpoint"), Hidden()] = None
+    """The endpoint's address, where OPENAI_BASE_URL does not say it; OPENAI_API_KEY alone has the key."""
+    dead_man_s: Annotated[int, In("worker")] = Field(default=90, ge=10)
     """Embedded cluster: a box whose worker has been silent this long ends by itself."""
-    models_file: Path | None = None
+    models_file: Annotated[Path | None, In("limits")] = None
     """Prices and windows of models; see docs/limits-and-context.md."""
-    context_tokens: int | None = Field(default=None, ge=1000)
+    context_tokens: Annotated[int | None, In("limits")] = Field(default=None, ge=1000)
     """Window of the model; it is learned where nobody says it."""
     image: str = DEFAULT_IMAGE
     """Image of the boxes."""
@@ -54,29 +58,29 @@ class Settings(BaseSettings):
     """A policy of your own, asked before guarded or boxed; see docs/policies.md."""
     approval_s: float = Field(default=600.0, gt=0, le=86_400)
     """How long a human's answer is waited for; then it is no."""
-    result_bytes: int = Field(default=BUDGETS.result_bytes, ge=4_000, le=1_000_000)
+    result_bytes: Annotated[int, In("limits")] = Field(default=BUDGETS.result_bytes, ge=4_000, le=1_000_000)
     """Text of one result that the model is shown; what is longer is cut to its head and tail."""
-    step_bytes: int = Field(default=BUDGETS.step_bytes, ge=10_000, le=10_000_000)
+    step_bytes: Annotated[int, In("limits")] = Field(default=BUDGETS.step_bytes, ge=10_000, le=10_000_000)
     """Text of all results of one step together."""
-    task_depth: int = Field(default=1, ge=0, le=4)
+    task_depth: Annotated[int, In("limits")] = Field(default=1, ge=0, le=4)
     """How deep sub-agents may go: with 1 a session has some and they have none; see docs/sub-agents.md."""
     mcp_config: Path | None = None
     """MCP servers whose tools sessions get; see docs/mcp.md."""
-    tools: str = ""
+    tools: Annotated[str, In("cluster")] = ""
     """Files and directories of own tools, with `:` between them; `--tools` adds to them."""
-    strict_tools: bool = False
+    strict_tools: Annotated[bool, In("endpoint")] = False
     """Whether the endpoint decodes by the tools' schemas (`strict: true`) and gets their strict rendering."""
-    endpoint_quirks: str = ""
+    endpoint_quirks: Annotated[str, In("endpoint")] = ""
     """What the endpoint wants otherwise than most, as a JSON object; see docs/model-endpoints.md."""
-    endpoint_requests: int = Field(default=64, ge=1, le=10_000)
+    endpoint_requests: Annotated[int, In("endpoint")] = Field(default=64, ge=1, le=10_000)
     """Requests under way at once to one endpoint, of all sessions of a process."""
-    endpoint_timeout_s: float = Field(default=300.0, gt=0, le=86_400)
+    endpoint_timeout_s: Annotated[float, In("endpoint")] = Field(default=300.0, gt=0, le=86_400)
     """The longest silence of the endpoint."""
-    endpoint_tries: int = Field(default=6, ge=1, le=100)
+    endpoint_tries: Annotated[int, In("endpoint")] = Field(default=6, ge=1, le=100)
     """Requests for one reply, the first one included."""
-    endpoint_retry_s: float = Field(default=300.0, ge=0, le=86_400)
+    endpoint_retry_s: Annotated[float, In("endpoint")] = Field(default=300.0, ge=0, le=86_400)
     """How long one reply is tried for; waiting for a place at the endpoint does not count."""
-    secrets_dir: Path | None = None
+    secrets_dir: Annotated[Path | None, In("cluster")] = None
     """Embedded cluster: secrets of own tools, `<directory>/<principal>/<name>`."""
 
     @property
@@ -90,14 +94,25 @@ class Settings(BaseSettings):
         return [path for path in self.tools.split(":") if path]
 
 
+Model = TypeVar("Model", bound=FileSettings)
+
+
 def read_settings() -> Settings:
-    """Return the settings as the environment has them.
+    """Return the settings as environment and file have them.
 
     Raises:
         ConfigError: one is wrong; the message names it.
     """
+    return read_model(Settings)
+
+
+def read_model(model: type[Model]) -> Model:
+    """Return the settings of one kind as environment and file have them.
+
+    Raises:
+        ConfigError: one is wrong; the message names it, and no secret's value.
+    """
     try:
-        return Settings()
-    except ValidationError as exc:
-        faults = "; ".join(f"SANDHOG_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in exc.errors())
-        raise ConfigError(f"A setting is wrong: {faults}") from exc
+        return read(model)
+    except SettingsWrong as exc:
+        raise ConfigError(f"A setting is wrong: {exc}") from exc

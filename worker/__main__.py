@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from worker.apply import apply_result
+from worker.contract.settings_file import SettingsWrong, read
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
 from worker.wiring import run_node
@@ -25,15 +24,11 @@ cli = typer.Typer(
 
 @cli.command()
 def run() -> None:
-    """Run a node; its settings are `SANDHOG_*` variables."""
+    """Run a node; its settings are `SANDHOG_*` variables and the settings file."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        run_node(NodeSettings())
-    except SettingsError as exc:
-        # A setting that is JSON and cannot be read; the values are not told, some are secrets.
-        print(f"sandhog worker: {exc}: it must be JSON", file=sys.stderr)
-        raise typer.Exit(2) from exc
-    except (NodeMisconfigured, ValidationError) as exc:
+        run_node(read(NodeSettings))
+    except (NodeMisconfigured, SettingsWrong) as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
 

@@ -1,14 +1,15 @@
-"""A node's settings: `SANDHOG_*` variables, read once by the wiring."""
+"""A node's settings: `SANDHOG_*` variables and the settings file, read once by the wiring."""
 
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from sandbox.profiles import Profile
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
 from worker.contract.places import own_tools_dir
+from worker.contract.settings_file import FileSettings, Hidden, In, NotInFile
 from worker.own_wire import OWN_LIMITS, OwnLimits
 from worker.spill import MIB, SpillBounds
 
@@ -24,14 +25,14 @@ class RegistrySettings(BaseModel):
     """Whose sessions pull with it, and may use what it pulled; None is everybody's."""
 
 
-class NodeSettings(BaseSettings):
+class NodeSettings(FileSettings):
     """What one worker process needs to know."""
 
-    model_config = SettingsConfigDict(env_prefix="SANDHOG_", extra="ignore", use_attribute_docstrings=True)
+    sections: ClassVar[tuple[str, ...]] = ("worker", "cluster", "retention")
 
-    redis_url: str
+    redis_url: Annotated[str, In("cluster"), Hidden()]
     """`redis://`, `rediss://` or `unix:///path/to/socket`."""
-    state_dir: Path
+    state_dir: Annotated[Path, In("cluster")]
     """Root of the shared volume: the same absolute path on every coordinator and node."""
     node: str = Field(default="node", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """The node's name; of all workers that share a Redis only one may carry it."""
@@ -41,6 +42,8 @@ class NodeSettings(BaseSettings):
     """Room for boxes."""
     lanes: int | None = Field(default=None, ge=1)
     """Worker threads for calls; default: four a place."""
+    metrics_token: Annotated[SecretStr | None, In("cluster"), Hidden()] = None
+    """What Prometheus must carry as bearer token."""
     dead_man_s: int = Field(default=120, ge=10)
     """A box ends itself when its node has been silent this long."""
     freeze_s: float = Field(default=45.0, ge=1)
@@ -52,9 +55,9 @@ class NodeSettings(BaseSettings):
     """How much all spill files of a session may hold together."""
     breaker: BreakerSettings = BreakerSettings()
     """When tools are switched off after faults, as JSON: `{"default": {"faults": 3}, "tools": {"Bash": {…}}}`."""
-    tools: str = ""
+    tools: Annotated[str, In("cluster")] = ""
     """Files and directories of own tools, with `:` between them; the coordinators need the same."""
-    secrets_dir: Path | None = None
+    secrets_dir: Annotated[Path | None, In("cluster")] = None
     """Secrets of own tools: `<directory>/<principal>/<name>`; readable for this process, not for a box."""
     own_memory_mib: int = Field(default=OWN_LIMITS.memory_bytes // MIB, ge=256)
     """Address space that each process of an own tool's call may have."""
@@ -71,22 +74,22 @@ class NodeSettings(BaseSettings):
     pull: bool = True
     """Whether an image that is not on the engine is pulled."""
     pull_timeout_s: float = Field(default=900.0, gt=0)
-    image_budget_mib: int | None = Field(default=None, ge=0)
+    image_budget_mib: Annotated[int | None, In("retention")] = Field(default=None, ge=0)
     """What pulled images may take together; the longest unused are removed beyond it. Images that were not pulled by a
     node are neither counted nor removed."""
-    registries: dict[str, RegistrySettings | tuple[RegistrySettings, ...]] = {}
+    registries: Annotated[dict[str, RegistrySettings | tuple[RegistrySettings, ...]], Hidden()] = Field(default={})
     """Who pulls from which registry, as JSON: `{"ghcr.io": {"username": "…", "password": "…"}}`, or a list of such."""
-    profiles: dict[str, Profile] = {}
+    profiles: dict[str, Profile] = Field(default={})
     """Own profiles beside small, medium and large, as JSON: `{"big": {"memory": "16GiB", "cpus": 8}}`."""
     workspace_disks: bool = True
     """Whether private copies get file systems of fixed size where that can be done; else their size is watched."""
-    keep_copies_h: float = Field(default=24.0, gt=0)
+    keep_copies_h: Annotated[float, In("retention")] = Field(default=24.0, gt=0)
     """Private copies of sessions that did not complete are removed so long after their last event."""
     allow_open_network: bool = False
     """Whether boxes may have the engine's network (profiles with `network: open`)."""
     proofs_dir: Path | None = None
     """What was proven once of images on engines; default: `<state_dir>/proofs`."""
-    made_keep_days: float = Field(default=14.0, gt=0)
+    made_keep_days: Annotated[float, In("retention")] = Field(default=14.0, gt=0)
     """Images that set-up or a Dockerfile made are removed when nobody used them for so long."""
     git_hosts: tuple[str, ...] = ()
     """Hosts, as JSON, that repositories may be fetched from at private, loopback or own addresses and by plain http."""
@@ -101,7 +104,7 @@ class NodeSettings(BaseSettings):
     directory for temporary files."""
     source_mib: int = Field(default=4096, ge=1)
     """What a repository's commit, an archive or an image's directory may hold."""
-    source_keep_mib: int = Field(default=8192, ge=0)
+    source_keep_mib: Annotated[int, In("retention")] = Field(default=8192, ge=0)
     """What commits that were fetched may take while nobody needs them."""
     source_timeout_s: float = Field(default=600.0, gt=0)
     """For fetching one of them."""
@@ -114,10 +117,18 @@ class NodeSettings(BaseSettings):
     egress_total_mib: int = Field(default=16 * 1024, ge=1)
     """What one box may send and receive in all."""
     alive_file: Path | None = None
-    """Touched whenever the lease is renewed, for a container's health check."""
-    owner_fd: int | None = None
+    """Touched whenever the lease is renewed while the node's canary comes through, for a container's health check."""
+    canary_s: float = Field(default=15.0, gt=0)
+    """The node sends itself a message so often, through its own queue."""
+    canary_limit_s: float = Field(default=90.0, gt=0)
+    """When none of them has come through for so long while Redis answers, the node starts itself anew."""
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of `/metrics` for Prometheus; it is off without."""
+    metrics_host: str = "127.0.0.1"
+    """Where that listens; beyond loopback only with a token."""
+    owner_fd: Annotated[int | None, NotInFile()] = None
     """Read end of a pipe whose other end the owner of this node holds: when that closes, the node ends."""
-    run_dir: Path | None = None
+    run_dir: Annotated[Path | None, NotInFile()] = None
     """With `owner_fd`: the owner's directory, removed with its Redis once the owner has ended."""
 
     @field_validator("breaker")

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -95,7 +95,7 @@ def model_settings(settings: Settings, model: str | None, *, stream: bool = True
         ConfigError: No endpoint is named.
     """
     return replace(
-        ModelSettings.from_environment(model or settings.model, os.environ),
+        ModelSettings.from_environment(model or settings.model, endpoint_environment(settings)),
         stream=stream,
         timeout_s=settings.endpoint_timeout_s,
         max_tries=settings.endpoint_tries,
@@ -104,6 +104,13 @@ def model_settings(settings: Settings, model: str | None, *, stream: bool = True
         quirks=settings.endpoint_quirks,
         strict_tools=settings.strict_tools,
     )
+
+
+def endpoint_environment(settings: Settings) -> Mapping[str, str]:
+    """Return the environment, with the endpoint's address of the settings where it names none."""
+    if settings.endpoint_url is None or os.environ.get("OPENAI_BASE_URL"):
+        return os.environ
+    return {**os.environ, "OPENAI_BASE_URL": settings.endpoint_url}
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -1,25 +1,25 @@
-"""Settings of `sandhog serve` alone: `SANDHOG_*` variables beside those of `coordinator.settings`."""
+"""Settings of `sandhog serve` alone, beside those of `coordinator.settings`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, SecretStr, StringConstraints, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr, StringConstraints, field_validator
 
-from coordinator.errors import ConfigError
+from coordinator.settings import read_model
+from worker.contract.settings_file import FileSettings, Hidden
 
 RootName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 MIN_TOKEN_CHARS = 16
 
 
-class ServeSettings(BaseSettings):
+class ServeSettings(FileSettings):
     """What the HTTP service needs to know."""
 
-    model_config = SettingsConfigDict(env_prefix="SANDHOG_", extra="ignore", use_attribute_docstrings=True)
+    sections: ClassVar[tuple[str, ...]] = ("serve",)
 
-    api_token: SecretStr | None = None
+    api_token: Annotated[SecretStr | None, Hidden()] = None
     """Token of the first principal, whose name is `local`."""
-    roots: dict[RootName, Path] = {}
+    roots: dict[RootName, Path] = Field(default={})
     """Directories that sessions may work on, by name, as JSON: `{"projects": "/srv/projects"}`. None other is used."""
     max_sessions: int = Field(default=500, ge=1)
     """Sessions that run in this process at once; further ones wait."""
@@ -51,15 +51,9 @@ class ServeSettings(BaseSettings):
 
 
 def read_serve_settings() -> ServeSettings:
-    """Return the settings as the environment has them.
+    """Return the settings as environment and file have them.
 
     Raises:
-        ConfigError: one is wrong; the message names it, never its value.
+        ConfigError: one is wrong; the message names it.
     """
-    try:
-        return ServeSettings()
-    except SettingsError as exc:
-        raise ConfigError(f"{exc}: it must be JSON.") from exc
-    except ValidationError as exc:
-        faults = "; ".join(f"SANDHOG_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in exc.errors())
-        raise ConfigError(f"A setting is wrong: {faults}") from exc
+    return read_model(ServeSettings)
