@@ -28,6 +28,7 @@ from coordinator.service.serve_settings import ServeSettings, read_serve_setting
 from coordinator.service.sessions import Sessions
 from coordinator.service.tokens import Tokens
 from coordinator.service.webhooks import Webhooks
+from coordinator.session.mcp_settings import read_mcp_config
 from coordinator.session.model_table import read_model_table
 from coordinator.session.request import LOCAL
 from coordinator.settings import Settings, read_settings
@@ -89,6 +90,7 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
         models=read_model_table(settings.models_file, settings.context_tokens),
         archives=Archives(settings.state_dir),
         environment=os.environ,
+        mcp=read_mcp_config(settings.mcp_config, os.environ),
     )
     listener = _listen(serving.host, serving.port)
     hidden = tuple(
@@ -133,12 +135,20 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
 
 
 async def _endpoint(settings: Settings) -> ModelSettings | None:
-    """Return the server's model endpoint; None where none is set, and callers bring their own loop."""
+    """Return the server's model endpoint, without a model where each session must name one.
+
+    None where none is set, and callers bring their own loop.
+    """
     environment = endpoint_environment(settings)
     if not (environment.get("OPENAI_BASE_URL") or environment.get("OPENAI_API_KEY")):
         print("sandhog: no model endpoint is set: only sessions whose caller has the loop will run.", file=sys.stderr)
         return None
-    return await choose_model(model_settings(settings, None))
+    endpoint = model_settings(settings, None)
+    try:
+        return await choose_model(endpoint)
+    except ConfigError as exc:
+        print(f"sandhog: {exc} Until then each session must name its model.", file=sys.stderr)
+        return endpoint
 
 
 async def _attended(
