@@ -148,7 +148,7 @@ class RedisServer(Part):
 class Worker(Part):
     """A node."""
 
-    def __init__(self, name: str, directory: Path, redis_url: str, places: int) -> None:
+    def __init__(self, name: str, directory: Path, redis_url: str, places: int, lanes: int | None = None) -> None:
         super().__init__(name, directory / f"{name}.log")
         self._environment = {
             "PATH": os.environ["PATH"],
@@ -161,6 +161,8 @@ class Worker(Part):
             "SANDHOG_DEAD_MAN_S": "120",
             "SANDHOG_BREAKER": BREAKER,
         }
+        if lanes is not None:
+            self._environment["SANDHOG_LANES"] = str(lanes)
         if proofs := os.environ.get("SANDHOG_PROOFS_DIR"):
             self._environment["SANDHOG_PROOFS_DIR"] = proofs
 

@@ -1,0 +1,77 @@
+"""A node without boxes: claims every call and answers it at once, so that what lies before a box can be measured alone.
+
+`python -m tests.bench.answering_node NAME REDIS_URL`; ends by SIGTERM.
+"""
+
+import os
+import sys
+from typing import Any
+
+import redis
+from celery.exceptions import Ignore
+
+from worker.app import create_app
+from worker.contract import keys, scripts
+from worker.contract.orders import (
+    CALL_TASK,
+    FINISH_TASK,
+    PREPARE_TASK,
+    CallOrder,
+    CallOutcome,
+    Fate,
+    FinishOrder,
+    FinishOutcome,
+    NodeLife,
+    PrepareOrder,
+    PrepareOutcome,
+)
+from worker.node import Lease
+
+LANES = 16
+PLACES = 1_000
+RESULT = {"status": "success", "text": "(no output)", "data": {"exit_code": 0, "cwd": "/workspace"}}
+
+
+def main() -> None:
+    """Answer until a signal comes."""
+    name, redis_url = sys.argv[1:]
+    client = redis.Redis.from_url(redis_url)
+    claim = client.register_script(scripts.CLAIM)
+    life = NodeLife(node=name, incarnation=f"{name}-{os.getpid()}", places=PLACES, lanes=LANES, pid=os.getpid())
+
+    def call(order: dict[str, Any]) -> dict[str, Any]:
+        key = CallOrder.model_validate(order).key
+        names = [keys.claim(str(key)), keys.session(key.session)]
+        if claim(keys=names, args=[str(key), key.generation, key.step, keys.CLAIM_TTL_S]) != b"granted":
+            raise Ignore
+        return CallOutcome(key=key, fate=Fate.RAN, result=dict(RESULT)).model_dump(mode="json")
+
+    def prepare(order: dict[str, Any]) -> dict[str, Any]:
+        return PrepareOutcome(session=PrepareOrder.model_validate(order).box.session).model_dump(mode="json")
+
+    def finish(order: dict[str, Any]) -> dict[str, Any]:
+        return FinishOutcome(session=FinishOrder.model_validate(order).box.session).model_dump(mode="json")
+
+    app = create_app(redis_url)
+    for task, body in ((CALL_TASK, call), (PREPARE_TASK, prepare), (FINISH_TASK, finish)):
+        app.task(body, name=task)
+    lease = Lease(client, life)
+    lease.start()
+    try:
+        app.Worker(
+            hostname=keys.hostname(name),
+            pool="threads",
+            concurrency=LANES,
+            queues=[keys.queue(name)],
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+            loglevel="ERROR",
+            quiet=True,
+        ).start()
+    finally:
+        lease.close()
+
+
+if __name__ == "__main__":
+    main()
