@@ -67,9 +67,9 @@ class Continued:
         return f"[{note}]\n\n{said}".strip() if note else said
 
 
-def learn(lasting: Lasting, rebuilt: Rebuilt, registry: Registry, seat: Seat) -> None:
+def learn(lasting: Lasting, rebuilt: Rebuilt, registry: Registry, seat: Seat, *, strict: bool) -> None:
     """Remember what a human allowed for the rest of the session."""
-    for call in plan(rebuilt.lasting, [raw.id or "" for raw in rebuilt.lasting], registry):
+    for call in plan(rebuilt.lasting, [raw.id or "" for raw in rebuilt.lasting], registry, strict=strict):
         if call.refusal is None:
             commands = repeatable(call.name, call.arguments, seat.terms)
             lasting.add(call_digest(call.name, call.arguments), commands)

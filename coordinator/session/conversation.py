@@ -76,7 +76,8 @@ class Conversation:
             place = await first(seat, cancelled)
             if place is None:
                 return Ending("cancelled", "cancelled")
-            learn(self.loop.steps.approvals.lasting, rebuilt, self.loop.registry, place)
+            strict = self.loop.model.settings.strict_tools
+            learn(self.loop.steps.approvals.lasting, rebuilt, self.loop.registry, place, strict=strict)
             if rebuilt.open_step is not None and self.answers is not None:
                 self.loop.spend.calls += len(rebuilt.open_step.missing)
                 self.loop.history.add_answers(await self.answers.find(rebuilt.open_step, place, cancelled))

@@ -15,7 +15,7 @@ from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError, TranscriptError
-from coordinator.session.approvals import Always
+from coordinator.session.approvals import Always, Decided
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.events import CallFinished, CallStarted, Event, SessionEnded, TurnEnded, UserMessage
@@ -34,6 +34,8 @@ from coordinator.session.saved import NAME, read_saved
 from coordinator.session.takeover import Orphan, adopt, strays
 from coordinator.session.workspace_choice import Chosen
 from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
+from worker.contract import keys
+from worker.contract.approvals import ApprovalRequest
 from worker.contract.extras import ENV_FILE, BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
 
@@ -372,3 +374,46 @@ def cut_behind(session_dir: Path, kind: str) -> None:
     lines = path.read_text().splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if f'"type":"{kind}"' in line)
     path.write_text("".join(lines[: at + 1]))
+
+
+class AlwaysForTheSession(Always):
+    """A person who says `always`, once; who is asked again is a failure."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def ask(self, request: ApprovalRequest) -> Decided | None:
+        self.asked += 1
+        return Decided(True, by="a person", is_lasting=True)
+
+
+async def test_what_was_allowed_and_seen_comes_back(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    endpoint.script = lambda messages: (
+        Turn("enough") if "No tool can be called" in str(messages[-1]["content"]) else Turn(calls=(bash("touch x"),))
+    )
+    person = AlwaysForTheSession()
+
+    async def note(turn: TurnEnded) -> str | None:
+        session = next(iter((cluster.state_dir / "sessions").iterdir())).name
+        redis_client.hset(keys.seen(session), "/workspace/a", "1 record")
+        return None
+
+    chosen = replace(wanted(tmp_path).workspace, policy=Policy.GUARDED)
+    request = wanted(tmp_path, workspace=chosen, limits=Limits(steps=2))
+    runner = SessionRunner(request, cluster=cluster, model=model, approver=person, sinks=[], next_message=note)
+    stopped = await runner.run(asyncio.Event())
+    assert (stopped.status, person.asked) == ("stopped", 1)
+    # As a session's end does it.
+    redis_client.delete(keys.seen(stopped.session_id))
+    seen: list[object] = []
+
+    async def look(turn: TurnEnded) -> str | None:
+        seen.append(redis_client.hgetall(keys.seen(stopped.session_id)))
+        return None
+
+    again = await go_on(cluster, model, stopped.session_id, approver=person, next_message=look)
+    result = await again.run(asyncio.Event())
+    assert (result.status, person.asked) == ("stopped", 1), "it was allowed for the whole session"
+    assert seen == [{b"/workspace/a": b"1 record"}]
