@@ -3,10 +3,11 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.execute import Executor, Job, OnOutcome
@@ -18,8 +19,6 @@ from coordinator.cluster.store import Store, connect
 from coordinator.session.breakers import Breakers
 from coordinator.session.partition import Travel
 from tools.registry import builtin_registry
-from worker.contract import keys
-from worker.contract.checks import Check
 from worker.contract.orders import (
     BoxOrder,
     CallKey,
@@ -70,30 +69,16 @@ class OneNode(Placement):
     def __init__(self) -> None:
         self.finished: list[tuple[BoxOrder, bool]] = []
 
-    async def place(self, session: str, home: str | None = None) -> NodeLife:
+    async def place(self, session: str, home: str | None = None, *more: Any, **named: Any) -> NodeLife:
         return NodeLife(node="n1", incarnation="n1-1", places=9, lanes=9)
 
-    async def prepare(
-        self,
-        box: BoxOrder,
-        node: NodeLife,
-        on_progress: Callable[[str], None] = lambda words: None,
-        *,
-        wants_notes: bool = False,
-    ) -> PrepareOutcome:
+    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
         if box.workspace_mode == "copy":
             (Path(box.session_dir) / "work").mkdir(exist_ok=True)
         return PrepareOutcome(session=box.session)
 
     async def finish(
-        self,
-        box: BoxOrder,
-        node: NodeLife,
-        *,
-        apply: bool,
-        check: Check | None = None,
-        keep_workspace: bool = False,
-        away_s: float = keys.OUTAGE_S,
+        self, box: BoxOrder, node: NodeLife, *, keep_workspace: bool = False, **named: Any
     ) -> FinishOutcome:
         self.finished.append((box, keep_workspace))
         if not keep_workspace:
