@@ -270,7 +270,9 @@ class Sources:
         if depth > MAX_NESTING or len(said.submodules) > MAX_SUBMODULES:
             raise WorkspaceRefused(f"{source.url} has more submodules than are fetched.")
         for path, url, commit in said.submodules:
-            remote = self._settings.remotes.remote(_absolute(url, above.url), source.credential)
+            remotes, whole = self._settings.remotes, _absolute(url, above.url)
+            # It may lie on a host that the credential is not for, and be public.
+            remote = remotes.remote(whole, remotes.credential_for(whole, source.credential))
             inner = _made(scratch / f"submodule-{secrets.token_hex(6)}")
             found = self._fetch(order.session, remote, commit, inner)
             self._add_submodules(order, source, remote, found, inner / "tree", scratch, depth + 1)

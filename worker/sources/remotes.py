@@ -115,6 +115,16 @@ class Remotes:
         key, known_hosts = _content(proof.ssh_key), _content(proof.known_hosts)
         return Remote(plain, scheme, host, port, address, ssh=command, ssh_key=key, known_hosts=known_hosts)
 
+    def credential_for(self, url: str, name: str | None) -> str | None:
+        """Return the name of a credential if it is for the URL's host; None where it is for others.
+
+        Raises:
+            WorkspaceRefused: the URL is none, or the credentials cannot be read.
+        """
+        found = self._credentials().get(name) if name is not None else None
+        is_for_it = found is not None and _parts(url)[2] in hosts_of(found.hosts)
+        return name if is_for_it else None
+
     def _address(self, url: str, host: str) -> str:
         try:
             found = [parse_address(text) for text in self.resolver(host)]
@@ -134,7 +144,7 @@ class Remotes:
         found = self._credentials().get(name)
         if found is None:
             raise WorkspaceRefused(f"This node has no credential {name!r} (SANDHOG_GIT_CREDENTIALS).")
-        if host not in {one.lower() for one in found.hosts}:
+        if host not in hosts_of(found.hosts):
             raise WorkspaceRefused(f"The credential {name!r} is not for the host {host}.")
         return found
 

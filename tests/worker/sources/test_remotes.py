@@ -99,6 +99,9 @@ def test_a_credential_goes_to_its_own_hosts_only(credentials: Path) -> None:
     assert found.header not in repr(found)
     with pytest.raises(WorkspaceRefused, match="is not for the host evil"):
         given.remote("https://evil.example.org/r", "forge")
+    assert given.credential_for("https://git.example.org/sub", "forge") == "forge"
+    assert given.credential_for("https://other.example.org/sub", "forge") is None
+    assert given.credential_for("https://git.example.org/sub", None) is None
     with pytest.raises(WorkspaceRefused, match="no credential 'other'"):
         given.remote("https://git.example.org/r", "other")
     by_env = remotes(credentials_file=credentials, environment=lambda: {"FORGE_TOKEN": "tok-2"})
