@@ -26,6 +26,7 @@ COMMANDS = {
     "serve": "coordinator.commands.serve",
     "worker": "coordinator.commands.worker",
     "token": "coordinator.commands.token",
+    "config": "coordinator.commands.config",
     "wait": "coordinator.commands.wait",
 }
 """Each module has one command in its `app`. What is heavy to import is imported by the function that needs it."""

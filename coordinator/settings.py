@@ -29,7 +29,8 @@ class Settings(FileSettings):
     sections: ClassVar[tuple[str, ...]] = ("session", "cluster", "endpoint", "limits")
 
     redis_url: Annotated[str | None, In("cluster"), Hidden()] = None
-    """A cluster's Redis; None starts a private one with one worker."""
+    """A cluster's Redis: `redis://`, `rediss://` or `unix:///path/to/socket`. Without one a command brings its own, and
+    one worker."""
     state_dir: Annotated[Path, In("cluster")] = Field(default_factory=default_state_dir)
     """Transcripts, spilled output, copies and patches; a cluster's shared volume. Default:
     `$XDG_STATE_HOME/sandhog`."""

@@ -1,6 +1,7 @@
 """`python -m worker`: what is done on a node itself, as a process of its own."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ from typing import Annotated
 import typer
 
 from worker.apply import apply_result
+from worker.contract.setting_rows import ROWS, rows_of
 from worker.contract.settings_file import SettingsWrong, read
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
@@ -31,6 +33,17 @@ def run() -> None:
     except (NodeMisconfigured, SettingsWrong) as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
+
+
+@cli.command()
+def config(bare: Annotated[bool, typer.Option(help="only what there is, at its defaults")] = False) -> None:
+    """Print a node's settings as JSON, secrets masked."""
+    try:
+        rows = rows_of(NodeSettings, None if bare else read(NodeSettings), os.environ)
+    except SettingsWrong as exc:
+        print(f"sandhog worker: {exc}", file=sys.stderr)
+        raise typer.Exit(2) from exc
+    print(ROWS.dump_json(rows).decode())
 
 
 @cli.command()

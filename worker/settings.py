@@ -74,6 +74,7 @@ class NodeSettings(FileSettings):
     pull: bool = True
     """Whether an image that is not on the engine is pulled."""
     pull_timeout_s: float = Field(default=900.0, gt=0)
+    """How long one pull may take."""
     image_budget_mib: Annotated[int | None, In("retention")] = Field(default=None, ge=0)
     """What pulled images may take together; the longest unused are removed beyond it. Images that were not pulled by a
     node are neither counted nor removed."""
