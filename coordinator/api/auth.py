@@ -11,8 +11,8 @@ from coordinator.api.errors import error_response
 from coordinator.errors import ConfigError
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.sessions import on_volume
 from coordinator.service.tokens import Tokens
+from coordinator.service.volume import on_volume
 
 IN_QUERY = frozenset({"token", "access_token", "api_token", "api_key", "authorization"})
 MAX_TOKEN_BYTES = 1_000

@@ -10,7 +10,7 @@ from coordinator.api.asked import Named, Service
 from coordinator.api.errors import ErrorBody
 from coordinator.service import files, kept
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.sessions import on_volume
+from coordinator.service.volume import on_volume
 
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",

@@ -25,7 +25,7 @@ from coordinator.page.routing import (
     set_cookie,
 )
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.sessions import on_volume
+from coordinator.service.volume import on_volume
 
 ASKED_LASTS_S = 3600
 """A login page that was left open for longer must be loaded anew."""

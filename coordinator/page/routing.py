@@ -21,7 +21,8 @@ from coordinator.page import rendering
 from coordinator.page.login import Logins, Patience, Visitor, is_csrf_of
 from coordinator.service.entries import Entry
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.sessions import Sessions, on_volume
+from coordinator.service.sessions import Sessions
+from coordinator.service.volume import on_volume
 
 HEADERS = {
     "Content-Security-Policy": (

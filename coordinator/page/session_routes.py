@@ -22,7 +22,7 @@ from coordinator.page.story import Story
 from coordinator.service import approving, files, kept
 from coordinator.service.journal import BEGINNING, EventId, Journal
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.sessions import on_volume
+from coordinator.service.volume import on_volume
 from coordinator.session.subagents import CHILDREN_DIR
 from coordinator.visible import visible
 

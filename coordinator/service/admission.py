@@ -95,6 +95,9 @@ class Admission:
             task_depth=self.settings.task_depth if wanted.loop == "model" else 0,
             models=self.models,
             parameters=wanted.parameters,
+            pins=wanted.pins,
+            most_places=principal.allowance.quota.running,
+            weight=principal.allowance.quota.weight,
             # Where nothing is, nothing is waited for.
             has_project_notes=wanted.project_notes and not isinstance(source, EmptySource),
             context_tokens=wanted.context_tokens,

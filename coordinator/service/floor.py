@@ -74,6 +74,15 @@ class Floor:
             held.leave()
         await end(*self._tasks)
 
+    def demand_open(self) -> None:
+        """Return if sessions may begin.
+
+        Raises:
+            Refused: the server is ending.
+        """
+        if self.is_draining:
+            raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
+
     def held(self, session_id: str) -> Held | None:
         """Return what this process has of a session that waits or runs here; None of any other."""
         return self._held.get(session_id)

@@ -18,10 +18,12 @@ class Quota(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     running: int | None = Field(default=None, ge=1)
-    """At once; further ones wait."""
+    """At once, in the whole cluster; further ones wait."""
     queued: int | None = Field(default=None, ge=0)
     """Waiting at once; further ones are refused."""
     created_per_hour: int | None = Field(default=None, ge=1)
+    weight: int = Field(default=1, ge=1, le=100)
+    """Its share of the turns while all places are taken, against that of others."""
 
 
 NO_QUOTA = Quota()

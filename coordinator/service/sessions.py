@@ -5,18 +5,16 @@ The volume is the store of record: what is kept here can be made anew from it.
 
 import asyncio
 import logging
-import secrets
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
-from coordinator.errors import ConfigError, SandhogError, TranscriptError
+from coordinator.errors import ConfigError, SandhogError
 from coordinator.service.admission import Admission, below_root
 from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import Status
@@ -25,28 +23,23 @@ from coordinator.service.following import follow, wait_for
 from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
 from coordinator.service.kept import copy_dir
+from coordinator.service.making import Maker
 from coordinator.service.models import Models
 from coordinator.service.posted import Caller
 from coordinator.service.principals import Principal
-from coordinator.service.quotas import Quotas
-from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
 from coordinator.service.views import SessionView, view_of
-from coordinator.service.wanted import NewSession, Webhook
+from coordinator.service.volume import on_volume
+from coordinator.service.wanted import NewSession
 from coordinator.service.webhooks import Webhooks
 from coordinator.session.ceilings import usable_tools
 from coordinator.session.events import TextDelta
 from coordinator.session.limits import Limits
-from coordinator.session.request import SessionRequest, new_session_id
 from coordinator.session.subagents import without_tasks
 
 log = logging.getLogger(__name__)
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
-HOUR_S = 3600.0
 MAX_FILE_BYTES = 16 * 1024 * 1024
 RESCAN_S = 2.0
 """A list of sessions is at most so old in what other processes made."""
@@ -105,8 +98,7 @@ class Sessions:
             hidden=hidden,
             on_end=webhooks.tell,
         )
-        self._quotas = Quotas(self._floor.line, time.monotonic)
-        self._making: dict[tuple[str, str], asyncio.Lock] = {}
+        self._maker = Maker(cluster, admission, self.index, self._floor)
         self._scanned_at = float("-inf")
         self._is_closing = False
 
@@ -136,61 +128,7 @@ class Sessions:
         Raises:
             Refused: it may not be had, or its idempotency key stands for another one.
         """
-        self._demand_open()
-        request = await asyncio.to_thread(self._admission.admit, wanted, principal)
-        key = wanted.idempotency_key
-        if key is None:
-            return await self._make(new_session_id(), wanted, request, principal), True
-        # Two requests with one key that come at once: the second waits for what the first makes.
-        lock = self._making.setdefault((principal.name, key), asyncio.Lock())
-        try:
-            async with lock:
-                return await self._make_once(key, wanted, request, principal)
-        finally:
-            if not lock.locked():
-                self._making.pop((principal.name, key), None)
-
-    async def _make_once(
-        self, key: str, wanted: NewSession, request: SessionRequest, principal: Principal
-    ) -> tuple[Entry, bool]:
-        salt, state_dir = secrets.token_hex(8), self.cluster.state_dir
-        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=wanted.digest(salt))
-        keyed = await on_volume(claim_key, state_dir, principal.name, key, ours)
-        if keyed.digest != wanted.digest(keyed.salt):
-            words = f"The idempotency key {key!r} stands for session {keyed.session_id}, which was asked for otherwise."
-            raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
-        known = await asyncio.to_thread(self.index.get, keyed.session_id)
-        if known is not None:
-            return known, False
-        try:
-            return await self._make(keyed.session_id, wanted, request, principal), True
-        except Refused:
-            # Nothing was made: the key must not stand in the way of the next try.
-            await on_volume(release_key, state_dir, principal.name, key)
-            raise
-
-    async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
-        self._quotas.demand_room(principal)
-        # Asked here as well: a session that has no model must not be kept.
-        self._floor.model_of(wanted.loop, wanted.model)
-        record = SessionRecord(
-            session_id=session_id,
-            principal=principal.name,
-            created_at=datetime.now(UTC),
-            labels=wanted.labels,
-            loop=wanted.loop,
-            wanted=wanted.model_copy(update={"webhook": None}),
-            webhook=_signed(wanted.webhook),
-        )
-        entry = Entry(record, self.cluster.state_dir / "sessions" / session_id, is_ours=True)
-        await on_volume(_keep, entry)
-        self._quotas.count(principal)
-        await self._floor.begin(entry, wanted, request, principal)
-        return entry
-
-    def _demand_open(self) -> None:
-        if self._floor.is_draining:
-            raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
+        return await self._maker.create(wanted, principal)
 
     async def get(self, session_id: str, principal: Principal) -> Entry:
         """Return a session that the principal may know of.
@@ -248,10 +186,10 @@ class Sessions:
         if held is not None:
             held.say(text)
             return
-        self._demand_open()
+        self._floor.demand_open()
         if not entry.facts.has_ended:
             raise _elsewhere(entry)
-        self._quotas.demand_room(principal, is_new=False)
+        self._maker.quotas.demand_room(principal, is_new=False)
         try:
             await self._floor.go_on(entry, text)
         except SandhogError as exc:
@@ -362,13 +300,6 @@ class Sessions:
         return await self._floor.drain(grace_s)
 
 
-def _signed(webhook: Webhook | None) -> Webhook | None:
-    """Return the webhook with a secret, made where none was given."""
-    if webhook is None or webhook.secret is not None:
-        return webhook
-    return webhook.model_copy(update={"secret": secrets.token_urlsafe(32)})
-
-
 def _elsewhere(entry: Entry) -> Refused:
     words = f"Session {entry.session_id} is not run by this process."
     fix = "Ask the one that runs it, or again in a moment: one whose server has died goes on here."
@@ -389,21 +320,3 @@ def _fits(entry: Entry, principal: Principal, wanted: Filter) -> bool:
     if wanted.since is not None and record.created_at < wanted.since:
         return False
     return all(record.labels.get(name) == value for name, value in wanted.labels.items())
-
-
-def _keep(entry: Entry) -> None:
-    entry.directory.mkdir(parents=True)
-    write_record(entry.directory, entry.record)
-
-
-async def on_volume(work: Callable[_P, _T], *arguments: _P.args, **named: _P.kwargs) -> _T:
-    """Return what a function says that reads or writes the volume, outside of the event loop.
-
-    Raises:
-        Refused: the volume does not take it.
-    """
-    try:
-        return await asyncio.to_thread(work, *arguments, **named)
-    except (TranscriptError, OSError) as exc:
-        log.error("the volume cannot be used", extra={"error": str(exc)})
-        raise Refused(Code.UNAVAILABLE, "The server's volume cannot be used now.", retry_after_s=10) from exc

@@ -99,6 +99,8 @@ class NewSession(Body):
     """Work on that directory itself, not on a copy whose result is a patch."""
     image: Name | None = None
     """Image of the box; None is the server's."""
+    pins: Labels = {}
+    """Labels that the node must have, as `{"zone": "a"}`; see `GET /v1/nodes`."""
     profile: Name | None = None
     """Name of the box's limits; None is the server's."""
     model: Name | None = None

@@ -1,0 +1,107 @@
+"""Make sessions, each key's but once: API → admission → **making** → floor."""
+
+import asyncio
+import secrets
+import time
+from datetime import UTC, datetime
+
+from coordinator.cluster.parts import Cluster
+from coordinator.service.admission import Admission
+from coordinator.service.entries import Entry, Index
+from coordinator.service.floor import Floor
+from coordinator.service.principals import Principal
+from coordinator.service.quotas import Quotas
+from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
+from coordinator.service.refusals import Code, Refused
+from coordinator.service.volume import on_volume
+from coordinator.service.wanted import NewSession, Webhook
+from coordinator.session.request import SessionRequest, new_session_id
+
+
+class Maker:
+    """Makes the sessions of one process.
+
+    Args:
+        cluster: Its volume is where they are kept.
+        admission: What may be had.
+        index: All sessions that are known.
+        floor: Where they wait for their turn.
+    """
+
+    def __init__(self, cluster: Cluster, admission: Admission, index: Index, floor: Floor) -> None:
+        self.quotas = Quotas(floor.line, time.monotonic)
+        self._state_dir = cluster.state_dir
+        self._admission = admission
+        self._index = index
+        self._floor = floor
+        self._making: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def create(self, wanted: NewSession, principal: Principal) -> tuple[Entry, bool]:
+        """Return the session, and whether it is a new one.
+
+        Raises:
+            Refused: it may not be had, or its idempotency key stands for another one.
+        """
+        self._floor.demand_open()
+        request = await asyncio.to_thread(self._admission.admit, wanted, principal)
+        key = wanted.idempotency_key
+        if key is None:
+            return await self._make(new_session_id(), wanted, request, principal), True
+        # Two requests with one key that come at once: the second waits for what the first makes.
+        lock = self._making.setdefault((principal.name, key), asyncio.Lock())
+        try:
+            async with lock:
+                return await self._make_once(key, wanted, request, principal)
+        finally:
+            if not lock.locked():
+                self._making.pop((principal.name, key), None)
+
+    async def _make_once(
+        self, key: str, wanted: NewSession, request: SessionRequest, principal: Principal
+    ) -> tuple[Entry, bool]:
+        salt, state_dir = secrets.token_hex(8), self._state_dir
+        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=wanted.digest(salt))
+        keyed = await on_volume(claim_key, state_dir, principal.name, key, ours)
+        if keyed.digest != wanted.digest(keyed.salt):
+            words = f"The idempotency key {key!r} stands for session {keyed.session_id}, which was asked for otherwise."
+            raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
+        known = await asyncio.to_thread(self._index.get, keyed.session_id)
+        if known is not None:
+            return known, False
+        try:
+            return await self._make(keyed.session_id, wanted, request, principal), True
+        except Refused:
+            # Nothing was made: the key must not stand in the way of the next try.
+            await on_volume(release_key, state_dir, principal.name, key)
+            raise
+
+    async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
+        self.quotas.demand_room(principal)
+        # Asked here as well: a session that has no model must not be kept.
+        self._floor.model_of(wanted.loop, wanted.model)
+        record = SessionRecord(
+            session_id=session_id,
+            principal=principal.name,
+            created_at=datetime.now(UTC),
+            labels=wanted.labels,
+            loop=wanted.loop,
+            wanted=wanted.model_copy(update={"webhook": None}),
+            webhook=_signed(wanted.webhook),
+        )
+        entry = Entry(record, self._state_dir / "sessions" / session_id, is_ours=True)
+        await on_volume(_keep, entry)
+        self.quotas.count(principal)
+        await self._floor.begin(entry, wanted, request, principal)
+        return entry
+
+
+def _signed(webhook: Webhook | None) -> Webhook | None:
+    """Return the webhook with a secret, made where none was given."""
+    if webhook is None or webhook.secret is not None:
+        return webhook
+    return webhook.model_copy(update={"secret": secrets.token_urlsafe(32)})
+
+
+def _keep(entry: Entry) -> None:
+    entry.directory.mkdir(parents=True)
+    write_record(entry.directory, entry.record)
