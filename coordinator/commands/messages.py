@@ -8,7 +8,7 @@ from typing import TextIO
 from coordinator.commands.own_cluster import Signals
 from coordinator.commands.terminal import Display
 from coordinator.commands.typed_lines import PASTED_WITHIN_S, TypedLines
-from coordinator.session.events import TurnEnded
+from coordinator.session.events import Event, LimitsChanged, TurnEnded, UserMessage
 
 FURTHER = "  another message, or Enter to end: "
 PROMPT = "› "
@@ -31,6 +31,13 @@ class Messages:
     """Messages come until their end; else a blank one ends the session."""
     signals: "ChatSignals | None" = None
     """What Ctrl-C means meanwhile, in a chat."""
+    _said: str = ""
+
+    def is_known(self, event: Event) -> bool:
+        """Whether somebody at a terminal need not be shown it: their own words, and that they brought new replies."""
+        if not self.lines.is_terminal:
+            return False
+        return isinstance(event, LimitsChanged) or (isinstance(event, UserMessage) and event.text == self._said)
 
     async def next(self, turn: TurnEnded | None = None) -> str | None:
         """Return the next message; None when there is none, or when the last turn's end leaves nothing to go on with.
@@ -46,6 +53,7 @@ class Messages:
             text = await self._text()
         if text is not None and self.signals is not None:
             self.signals.runs()
+        self._said = text or ""
         return text
 
     async def _text(self) -> str | None:

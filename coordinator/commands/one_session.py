@@ -21,7 +21,7 @@ from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always, Approver, Elsewhere, Never
 from coordinator.session.conversation import NextMessage
-from coordinator.session.events import EventSink
+from coordinator.session.events import Event, EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
@@ -97,7 +97,7 @@ async def _run_on(
     approver = _approver(command.approve, timeline, cancelled, lines)
     try:
         async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
-            session = _Around(model, approver, [timeline], messages.next if messages else None)
+            session = _Around(model, approver, [_shown(timeline, messages)], messages.next if messages else None)
             runner = await _runner(command, cluster, session)
             async with looked_after(embedded) as broken:
                 return await _attended(runner, cancelled, signals.second, broken)
@@ -148,6 +148,18 @@ async def _runner(command: Command, cluster: Cluster, around: _Around) -> Sessio
         env=command.goes_on.env,
         is_forced=command.goes_on.is_forced,
     )
+
+
+def _shown(timeline: Timeline, messages: Messages | None) -> EventSink:
+    """Return the timeline, without what somebody who types the messages knows."""
+    if messages is None:
+        return timeline
+
+    def show(event: Event) -> None:
+        if not messages.is_known(event):
+            timeline(event)
+
+    return show
 
 
 def _messages(command: Command, lines: TypedLines, timeline: Timeline, signals: Signals) -> Messages | None:
