@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.chaos.checker import summary
 from tests.chaos.faults import KINDS
-from tests.chaos.run import Plan, Report, perform
+from tests.chaos.run import BETWEEN_S, Plan, Report, perform
 from tests.chaos.stage import Shape
 
 
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--coordinators", type=int, default=2)
+    parser.add_argument("--between", type=float, default=BETWEEN_S, help="longest pause behind a fault, in seconds")
     parser.add_argument("--calm", action="store_true", help="wait for each recovery, to measure it alone")
     parser.add_argument("--keep", action="store_true", help="keep the directory where something was wrong")
     parser.add_argument("--out", type=Path, help="append the result to this file, a JSON object a line")
@@ -54,7 +55,17 @@ def main() -> int:
     # So that what was started is ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
-    plan = Plan(given.seed, given.faults, given.calls, given.minutes, kinds, shape, given.calm, given.keep)
+    plan = Plan(
+        given.seed,
+        given.faults,
+        given.calls,
+        given.minutes,
+        kinds,
+        shape,
+        given.between,
+        given.calm,
+        given.keep,
+    )
     report = perform(plan, lambda words: print(words, file=sys.stderr, flush=True))
     line = as_json(report)
     print(line)

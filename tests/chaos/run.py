@@ -12,7 +12,7 @@ from tests.chaos.checker import Verdict, check_sessions
 from tests.chaos.faults import KINDS, WEIGHTS
 from tests.chaos.stage import Shape, opened
 
-BETWEEN_S = (0.05, 0.9)
+BETWEEN_S = 0.9
 CALM_S = 120.0
 """With `calm`, how long a fault's recovery is waited for before the next."""
 FINISH_S = 300.0
@@ -31,6 +31,8 @@ class Plan:
     """End then in any case."""
     kinds: Sequence[str] = tuple(KINDS)
     shape: Shape = Shape()  # noqa: RUF009 - frozen
+    between_s: float = BETWEEN_S
+    """The longest pause behind a fault."""
     calm: bool = False
     """Wait for the recovery from each fault, to measure it."""
     keep: bool = False
@@ -78,7 +80,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
                 say(
                     f"{time.monotonic() - began:7.1f} s  {report.injected.total():4}  {kind}  {stage.model.calls} calls"
                 )
-            time.sleep(rng.uniform(*BETWEEN_S))
+            time.sleep(rng.uniform(0, plan.between_s))
             settled = time.monotonic() + CALM_S
             while plan.calm and stage.is_recovering and time.monotonic() < min(settled, deadline):
                 time.sleep(0.02)
