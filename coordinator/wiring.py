@@ -18,6 +18,7 @@ from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import Placement
 from coordinator.cluster.settle import Settler
 from coordinator.cluster.store import Store, connect
+from coordinator.cluster.turns import Turns
 from coordinator.cluster.watch import Watch
 from coordinator.session.breakers import Breakers
 from tools.loading import LoadedTools, load_tools
@@ -59,7 +60,14 @@ async def open_cluster(
             yield Cluster(
                 store=store,
                 executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
-                placement=Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch, tools=tools.digest),
+                placement=Placement(
+                    store=store,
+                    reader=reader,
+                    dispatcher=dispatcher,
+                    watch=watch,
+                    turns=Turns(client),
+                    tools=tools.digest,
+                ),
                 registry=tools.registry,
                 state_dir=state_dir,
                 requests=Requests(client),

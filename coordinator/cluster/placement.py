@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.store import Store
+from coordinator.cluster.store import NodeView, Store
+from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
 from coordinator.errors import NoBox, RedisLost
 from worker.contract import keys
@@ -37,6 +38,12 @@ NODE_WAIT_S = 60.0
 TOOLS_WAIT_S = 5.0
 """How long nodes that all have other own tools are waited for to change."""
 POLL_S = 0.05
+MAX_PAUSE_S = 2.0
+"""Who stands far behind asks less often; much shorter than a ticket lasts."""
+LISTED_S = 0.25
+"""How old the list of nodes may be."""
+TELL_S = 15.0
+"""How often a waiting session says where it stands."""
 TICK_S = 0.5
 PREPARE_S = 1_080.0
 """For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
@@ -60,6 +67,7 @@ class Placement:
         reader: ReplyReader,
         dispatcher: Dispatcher,
         watch: Watch,
+        turns: Turns,
         tools: str = "",
         clock: Callable[[], float] = time.monotonic,
         resend_s: float = RESEND_S,
@@ -71,48 +79,73 @@ class Placement:
         self._tools = tools
         self._clock = clock
         self._resend_s = resend_s
+        self._turns = turns
+        self._listed: list[NodeView] = []
+        self._listed_at = float("-inf")
 
-    async def place(self, session: str, home: str | None = None) -> NodeLife:
-        """Return the node that has a place for the session from now on; waits while all places are taken.
+    async def place(
+        self,
+        session: str,
+        home: str | None = None,
+        wanted: PlaceWanted = PlaceWanted(),  # noqa: B008 - frozen
+        on_wait: Callable[[str], None] = lambda words: None,
+    ) -> NodeLife:
+        """Return the node that has a place for the session from now on; waits for its turn while all are taken.
 
         Args:
             session: The session.
             home: The node that has its box: asked first, and no other one as long as it may come back.
+            wanted: What it asks of the place.
+            on_wait: Is told now and then, in words, where it stands in the line.
 
         Broken off, it may leave a place taken: `withdraw` gives it back.
 
         Raises:
-            NoBox: all nodes have other own tools than the session; or no node has been alive, or Redis has not
-                answered, for a minute.
+            NoBox: no node suits the session; or no node has been alive, or Redis has not answered, for a minute.
         """
-        nobody_since, away = self._clock(), ""
+        nobody_since, away, told_at = self._clock(), "", float("-inf")
         while True:
+            pause_s = POLL_S
             try:
-                ready = [view for view in await self._store.nodes() if view.is_leased and view.life.state == "ready"]
-                views = [view for view in ready if self._tools in ("", view.life.tools)]
-                if ready and not views and self._clock() - nobody_since > TOOLS_WAIT_S:
-                    raise NoBox(_other_tools([view.life for view in ready]))
+                ready = [view.life for view in await self._nodes() if view.takes_sessions or _is_at_home(view, home)]
+                lives, unfit = self._suitable(ready, wanted)
+                if ready and not lives and self._clock() - nobody_since > TOOLS_WAIT_S:
+                    raise NoBox(unfit)
                 if home is not None and not await self._may_leave(home):
-                    views, nobody_since = [], self._clock()
-                views.sort(key=lambda view: view.life.node != home)
-                for view in views:
-                    if await self._store.take_place(view.life, session):
-                        self._watch.follow(view.life.node, view.life.incarnation)
-                        return view.life
+                    lives, nobody_since = [], self._clock()
+                if lives:
+                    ranked = [(life, wanted.rank(life, home)) for life in lives]
+                    turn = await self._turns.take(session, wanted, ranked)
+                    if turn.node is not None:
+                        self._watch.follow(turn.node.node, turn.node.incarnation)
+                        return turn.node
+                    nobody_since, pause_s = self._clock(), min(MAX_PAUSE_S, POLL_S * turn.position)
+                    if self._clock() - told_at > TELL_S:
+                        told_at = self._clock()
+                        on_wait(turn.words)
                 away = ""
-                if views:
-                    nobody_since = self._clock()
             except RedisError as exc:
                 away = str(exc)
                 log.info("placement waits for Redis", extra={"error": away})
             if self._clock() - nobody_since > NODE_WAIT_S:
-                if away:
-                    raise NoBox(f"Redis does not answer: {away}. Start it, or correct SANDHOG_REDIS_URL.")
-                raise NoBox(
-                    "No worker is alive: start one with `python -m worker run` (its log says why one that was "
-                    "started is not there)."
-                )
-            await asyncio.sleep(POLL_S)
+                raise NoBox(_nobody(away))
+            await asyncio.sleep(pause_s)
+
+    async def _nodes(self) -> list[NodeView]:
+        """Return the nodes as they were a moment ago: all who wait in this process ask."""
+        if self._clock() - self._listed_at > LISTED_S:
+            self._listed = await self._store.nodes()
+            self._listed_at = self._clock()
+        return self._listed
+
+    def _suitable(self, ready: list[NodeLife], wanted: PlaceWanted) -> tuple[list[NodeLife], str]:
+        """Return the nodes that may have such a session, and what is said where there is none."""
+        lives = [life for life in ready if self._tools in ("", life.tools)]
+        if not lives:
+            return [], _other_tools(ready)
+        pinned = [life for life in lives if wanted.suits(life)]
+        # Where nobody knows the profile, a node says so in its own words.
+        return [life for life in pinned if wanted.profile in life.profiles] or pinned, _other_labels(lives, wanted.pins)
 
     async def _may_leave(self, home: str) -> bool:
         """Return whether a node's box may be given up: the node is not known, has left, or was away for long enough."""
@@ -229,6 +262,7 @@ class Placement:
             names = [node] if node is not None else [view.life.node for view in await self._store.nodes()]
             for name in names:
                 await self._store.give_place(name, session)
+            await self._turns.leave(session)
             await self._store.close_session(session)
 
         try:
@@ -294,6 +328,27 @@ def _read(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:
 
 def _why(asked: Reply | str) -> str:
     return asked if isinstance(asked, str) else asked.error or "its reply cannot be read"
+
+
+def _is_at_home(view: NodeView, home: str | None) -> bool:
+    """Whether it is the node with the session's box, which stays there also when the node is drained."""
+    return view.life.node == home and view.is_leased and view.life.state == "ready"
+
+
+def _nobody(away: str) -> str:
+    if away:
+        return f"Redis does not answer: {away}. Start it, or correct SANDHOG_REDIS_URL."
+    return (
+        "No worker is alive that takes sessions: start one with `sandhog worker` (its log says why one that was "
+        "started is not there; `sandhog nodes` shows all)."
+    )
+
+
+def _other_labels(nodes: list[NodeLife], pins: Mapping[str, str]) -> str:
+    wanted = ", ".join(f"{name}={value}" for name, value in pins.items())
+    return (
+        f"No worker has the labels {wanted}; there are {', '.join(node.node for node in nodes)}. See `sandhog nodes`."
+    )
 
 
 def _other_tools(nodes: list[NodeLife]) -> str:

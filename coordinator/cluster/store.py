@@ -5,20 +5,21 @@ library, and each of them may be repeated by its caller.
 """
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from pydantic import ValidationError
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from worker.contract import keys, metadata, scripts
 from worker.contract.metadata import Lines
-from worker.contract.orders import CallKey, NodeLife
+from worker.contract.orders import CONTRACT_VERSION, CallKey, NodeLife
 
-PLACE_TTL_S = 86_400
 LANE_TTL_S = 600 + keys.OUTAGE_S
+CONNECTIONS = 64
+"""Of one client; what more would be said at once waits for one."""
 SILENT_S = 5.0
 """A connection that says nothing for so long is given up: the other end may be gone without a word."""
 
@@ -30,6 +31,16 @@ class NodeView:
     life: NodeLife
     is_leased: bool
     """Its lease stands and names this life."""
+    is_drained: bool = False
+    """An operator wants it to have no new sessions."""
+    taken: int = 0
+    """Places that sessions have."""
+
+    @property
+    def takes_sessions(self) -> bool:
+        """Whether new sessions may come here."""
+        is_ready = self.is_leased and self.life.state == "ready" and not self.is_drained
+        return is_ready and self.life.v == CONTRACT_VERSION
 
 
 @dataclass(frozen=True)
@@ -44,13 +55,16 @@ class NodeUse:
 
 def connect(redis_url: str, *, blocking_s: float = 0.0) -> Redis:
     """Return a client that repeats nothing by itself, for commands that block no longer than said."""
-    return Redis.from_url(
+    pool = BlockingConnectionPool.from_url(
         redis_url,
+        max_connections=CONNECTIONS,
+        timeout=SILENT_S,
         retry=Retry(NoBackoff(), 0),
         socket_timeout=blocking_s + SILENT_S,
         socket_connect_timeout=SILENT_S,
         health_check_interval=10,
     )
+    return Redis.from_pool(pool)
 
 
 class Store:
@@ -74,21 +88,39 @@ class Store:
 
     async def nodes(self) -> list[NodeView]:
         """Return all registered nodes, by name."""
-        names = sorted(_text(name) for name in await self._redis.smembers(keys.NODES))
-        views = [await self.node(name) for name in names]
-        return [view for view in views if view is not None]
+        names = await self._members(keys.NODES)
+        if not names:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.smembers(keys.DRAINED)
+            pipe.mget([keys.node(name) for name in names])
+            pipe.mget([keys.lease(name) for name in names])
+            for name in names:
+                pipe.zcard(keys.places(name))
+            drained, lives, leases, *taken = await pipe.execute()
+        gone = [name for name, life in zip(names, lives, strict=True) if life is None]
+        if gone:
+            # A node that lives writes its name again within a second.
+            await self._redis.srem(keys.NODES, *gone)
+        marked = {_text(name) for name in drained}
+        views = [_view(life, lease) for life, lease in zip(lives, leases, strict=True)]
+        return [
+            replace(view, is_drained=view.life.node in marked, taken=int(count))
+            for view, count in zip(views, taken, strict=True)
+            if view is not None
+        ]
+
+    async def drain_node(self, node: str, *, undo: bool = False) -> None:
+        """Let a node have no new sessions from now on, also after a restart; or let it have some again."""
+        if undo:
+            await self._redis.srem(keys.DRAINED, node)
+        else:
+            await self._redis.sadd(keys.DRAINED, node)
 
     async def node(self, name: str) -> NodeView | None:
         """Return one node, or None if it never registered, or its description has expired or cannot be read."""
         life, lease = await self._redis.mget(keys.node(name), keys.lease(name))
-        if life is None:
-            return None
-        try:
-            parsed = NodeLife.model_validate_json(life)
-        except ValidationError:
-            # Of a release that says what this one does not know: no node to send anything to.
-            return None
-        return NodeView(parsed, is_leased=lease is not None and _text(lease) == parsed.incarnation)
+        return _view(life, lease)
 
     async def use_of(self, names: Sequence[str]) -> list[NodeUse]:
         """Return how much of each of these nodes is taken."""
@@ -134,6 +166,22 @@ class Store:
         if not owner or not await self._redis.exists(keys.coordinator_lease(_text(owner))):
             return None
         return _text(owner)
+
+    async def ask_cancel(self, session: str) -> bool:
+        """Ask the live coordinator that has a session to cancel it; False where there is none."""
+        owner = await self.owner_of(session)
+        if owner is None:
+            return False
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.rpush(keys.asked(owner), session)
+            pipe.expire(keys.asked(owner), keys.ASKED_TTL_S)
+            await pipe.execute()
+        return True
+
+    async def take_cancels(self, coordinator: str) -> list[str]:
+        """Return the sessions that a coordinator is asked to cancel, once."""
+        found = await cast("Awaitable[list[bytes] | None]", self._redis.lpop(keys.asked(coordinator), 100))
+        return [_text(one) for one in found or []]
 
     async def renew_coordinator(self, coordinator: str) -> bool:
         """Renew a coordinator's lease; False where it had lapsed, or Redis has lost it."""
@@ -234,11 +282,6 @@ class Store:
         held = await self._redis.get(keys.claim(str(key)))
         return held is not None and _text(held) != scripts.FENCED
 
-    async def take_place(self, node: NodeLife, session: str) -> bool:
-        """Reserve room for the session's box on a node; True if it has it now."""
-        got = await self._take(keys=[keys.places(node.node)], args=[node.places, PLACE_TTL_S, session])
-        return int(got) == 1
-
     async def give_place(self, node: str, session: str) -> None:
         """Give the session's room back."""
         await self._redis.zrem(keys.places(node), session)
@@ -269,6 +312,17 @@ class Store:
         """Drop the claims of calls whose answers are in the transcript and whose session has ended."""
         if call_keys:
             await self._redis.unlink(*[keys.claim(str(key)) for key in call_keys])
+
+
+def _view(life: bytes | str | None, lease: bytes | str | None) -> NodeView | None:
+    """Return a node; None where nothing is known, or it is of a release that says what this one does not know."""
+    if life is None:
+        return None
+    try:
+        parsed = NodeLife.model_validate_json(life)
+    except ValidationError:
+        return None
+    return NodeView(parsed, is_leased=lease is not None and _text(lease) == parsed.incarnation)
 
 
 def _text(value: bytes | str) -> str:

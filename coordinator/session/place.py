@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import CANCELLED_S, patiently
 from coordinator.cluster.seat import Seat
+from coordinator.cluster.turns import PlaceWanted
 from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.session.events import BoxReplaced, EventSink, Notice, SessionPlaced
 from coordinator.session.loop import Ending
@@ -52,6 +53,7 @@ class SessionPlace:
         tools: The tools that it may use; None is all.
         emit: Is told where it is.
         on_lost: Called when another coordinator has it.
+        on_cancel: Called when another process asks for its cancel.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class SessionPlace:
         tools: frozenset[str] | None,
         emit: EventSink,
         on_lost: Callable[[], None],
+        on_cancel: Callable[[], None],
     ) -> None:
         self._request = request
         self._cluster = cluster
@@ -77,6 +80,7 @@ class SessionPlace:
         self._tools = tools
         self._emit = emit
         self._on_lost = on_lost
+        self._on_cancel = on_cancel
         self._node: NodeLife | None = None
         self.wants_notes = not self._is_open and request.may_have_project_notes
         self.notes: ProjectNotes | None = None
@@ -144,7 +148,7 @@ class SessionPlace:
     async def _seated(self) -> Seat:
         request, placement = self._request, self._cluster.placement
         while True:
-            self._node = node = await placement.place(self._session, self._home)
+            self._node = node = await self._placed()
             await self._move_to(node)
             try:
                 prepared = await placement.prepare(
@@ -224,12 +228,28 @@ class SessionPlace:
                 log.info("claims are left to expire", extra={"session_id": self._session, "error": str(exc)})
         return finished
 
+    async def _placed(self) -> NodeLife:
+        request = self._request
+        wanted = PlaceWanted(
+            principal=request.principal,
+            image=request.image,
+            profile=request.profile,
+            pins=dict(request.pins),
+            most=request.most_places,
+            weight=request.weight,
+        )
+
+        def tell(words: str) -> None:
+            self._emit(Notice(text=words))
+
+        return await self._cluster.placement.place(self._session, self._home, wanted, tell)
+
     async def _leave_lost(self, node: NodeLife) -> None:
         """Where the node is lost, find another one that says what became of the workspace."""
         is_copy = self._request.workspace.mode is WorkspaceMode.COPY
         if is_copy and not await self._cluster.placement.outlasts(node.node, asyncio.Event()):
             self._home, self._node = node.node, None
-            self._node = await self._cluster.placement.place(self._session, self._home)
+            self._node = await self._placed()
             await self._move_to(self._node)
 
     async def _open(self) -> None:
@@ -242,7 +262,13 @@ class SessionPlace:
         store, ownership = self._cluster.store, self._cluster.ownership
         if not self._is_open:
             await self._ask(partial(store.open_session, self._session, 1, ownership.coordinator))
-        ownership.own(self._session, self._generation, is_adoptable=self._request.is_adoptable, on_lost=self._on_lost)
+        ownership.own(
+            self._session,
+            self._generation,
+            is_adoptable=self._request.is_adoptable,
+            on_lost=self._on_lost,
+            on_cancel=self._on_cancel,
+        )
         if not await self._ask(partial(ownership.note, self._session)):
             raise LostSession(f"session {self._session} was taken over by another coordinator")
         kept = self._session_dir / SEEN_FILE
@@ -278,7 +304,7 @@ class SessionPlace:
         finished = FinishOutcome(session=self._session)
         if self._node is None:
             try:
-                self._node = await self._cluster.placement.place(self._session)
+                self._node = await self._placed()
             except NoBox as exc:
                 return finished.model_copy(update={"check": CheckOutcome(error=str(exc), is_infrastructure=True)})
         return finished

@@ -72,6 +72,12 @@ class SessionRequest:
     """How deep sub-agents may go; 0 for none at all."""
     keep: Keep = "unfinished"
     """Whose private copy is left at the end: that of a session which did not complete can be gone on with."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Labels that its node must have."""
+    most_places: int | None = None
+    """Places that the principal may have at once, in the whole cluster."""
+    weight: int = 1
+    """The principal's share of the turns for places."""
     check: CheckOptions | None = None
     """Judges the workspace at the end, unless the session failed or was cancelled."""
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -31,6 +32,7 @@ from coordinator.session.runner import SessionRunner
 from coordinator.session.workspace_choice import Wanted, choose
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
+from tests.cluster.machines import Server
 from worker.contract.orders import Policy
 
 AGENT_UID = 54_321
@@ -83,6 +85,19 @@ async def cluster(embedded: Embedded, state_dir: Path) -> AsyncIterator[Cluster]
     """The coordinator's shared parts on the embedded cluster."""
     async with open_cluster(embedded.redis_url, state_dir) as opened:
         yield opened
+
+
+@pytest.fixture
+def server(state_dir: Path, until: Callable[..., None]) -> Iterator[Server]:
+    """A Redis of the test's own, which it may kill and start again."""
+    directory = state_dir / "redis"
+    directory.mkdir()
+    server = Server(directory)
+    server.start()
+    until(lambda: answers(server.url), "Redis answers")
+    yield server
+    server.signal(signal.SIGCONT)
+    server.kill()
 
 
 @dataclass

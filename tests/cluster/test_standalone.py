@@ -16,7 +16,7 @@ from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.events import CallStarted, ModelReplied
 from coordinator.session.transcript import read_transcript
 from coordinator.wiring import open_cluster
-from tests.cluster.conftest import Stage, answers, leftover_containers
+from tests.cluster.conftest import Stage, leftover_containers
 from tests.cluster.machines import Node, Server
 from worker.contract import keys
 from worker.contract.orders import NodeLife
@@ -24,18 +24,6 @@ from worker.contract.orders import NodeLife
 pytestmark = pytest.mark.docker
 
 Until = Callable[..., None]
-
-
-@pytest.fixture
-def server(state_dir: Path, until: Until) -> Iterator[Server]:
-    directory = state_dir / "redis"
-    directory.mkdir()
-    server = Server(directory)
-    server.start()
-    until(lambda: answers(server.url), "Redis answers")
-    yield server
-    server.signal(signal.SIGCONT)
-    server.kill()
 
 
 @pytest.fixture

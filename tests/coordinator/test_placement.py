@@ -11,6 +11,7 @@ from coordinator.cluster.collect import BLOCK_MS, ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.placement import Placement
 from coordinator.cluster.store import Store, connect
+from coordinator.cluster.turns import Turns
 from coordinator.cluster.watch import Watch
 from tests.conftest import Until
 from worker.app import create_app
@@ -26,7 +27,7 @@ async def placement(redis_url: str) -> AsyncIterator[Placement]:
     store, dispatcher = Store(client), Dispatcher(create_app(redis_url), "c")
     async with ReplyReader(reading, "c") as reader, Watch(store) as watch:
         watch.follow(NODE.node, NODE.incarnation)
-        yield Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch, resend_s=0.05)
+        yield Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch, turns=Turns(client), resend_s=0.05)
     dispatcher.close()
     await client.aclose()
     await reading.aclose()

@@ -167,26 +167,7 @@ class TestCalls:
         assert 0 < int(redis_client.ttl(keys.grant("s1", "digest"))) <= keys.GRANT_TTL_S
 
 
-class TestPlaces:
-    async def test_a_node_takes_as_many_sessions_as_it_has_places(self, store: Store) -> None:
-        taken = [await store.take_place(LIFE, session) for session in ("s1", "s2", "s3", "s1")]
-
-        assert taken == [True, True, False, True]
-
-    async def test_a_place_given_back_is_free(self, store: Store) -> None:
-        for session in ("s1", "s2"):
-            await store.take_place(LIFE, session)
-        await store.give_place("a", "s1")
-        await store.give_place("a", "never had one")
-
-        assert await store.take_place(LIFE, "s3")
-
-    async def test_each_node_has_places_of_its_own(self, store: Store) -> None:
-        one_place = LIFE.model_copy(update={"places": 1})
-
-        assert await store.take_place(one_place, "s1")
-        assert await store.take_place(one_place.model_copy(update={"node": "b"}), "s2")
-
+class TestLanes:
     async def test_lanes_are_taken_from_the_first_and_given_back(self, store: Store, redis_client: redis.Redis) -> None:
         assert await store.take_lanes("a", 3, ["x"]) == 1
         assert await store.take_lanes("a", 3, ["1", "2", "3"]) == 2

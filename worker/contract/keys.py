@@ -55,6 +55,15 @@ def coordinator_lease(coordinator: str) -> str:
     return f"{PREFIX}coordinator:{coordinator}"
 
 
+def asked(coordinator: str) -> str:
+    """Return the list of sessions that a coordinator is asked by others to cancel; expires soon."""
+    return f"{PREFIX}asked:{coordinator}"
+
+
+ASKED_TTL_S = 60
+"""What a coordinator is asked that does not come for it."""
+
+
 def owned(coordinator: str) -> str:
     """Return the set of a coordinator's sessions that others adopt when it dies."""
     return f"{PREFIX}owned:{coordinator}"
@@ -77,6 +86,25 @@ NODES = f"{PREFIX}nodes"
 def places(node_name: str) -> str:
     """Return the sorted set of sessions that hold a place on a node (score: expiry, Unix seconds)."""
     return f"{PREFIX}places:{node_name}"
+
+
+LINE_WAITING = f"{PREFIX}line:waiting"
+"""Sorted set of the sessions whose turn for a place may come (score: tag); written by coordinators, as all of a line.
+Each part expires an hour after it was last used."""
+LINE_RENEWED = f"{PREFIX}line:renewed"
+"""Sorted set of all sessions that wait for a place (score: expiry of the ticket, Unix seconds)."""
+LINE_TICKETS = f"{PREFIX}line:tickets"
+"""Hash of the tickets by session: principal, tag, and the nodes that would do."""
+LINE_TAGS = f"{PREFIX}line:tags"
+"""Hash of the next tag of each principal (`:name`), and the last one that had its turn (``)."""
+LINE_OF = f"{PREFIX}line:of:"
+"""Begins the sorted set of one principal's waiting sessions (score: tag)."""
+PLACES_OF = f"{PREFIX}places_of:"
+"""Begins the sorted set of the sessions by which a principal with a ceiling has places (score: expiry)."""
+PLACE_HOLDERS = f"{PREFIX}place_holders"
+"""Hash of these sessions' principals."""
+DRAINED = f"{PREFIX}drained"
+"""Set of the names of nodes that an operator lets have no new sessions."""
 
 
 def lanes(node_name: str) -> str:

@@ -291,6 +291,20 @@ class NodeLife(Contract):
     """Worker threads for calls."""
     state: Literal["ready", "draining"] = "ready"
     pid: int = 0
+    labels: dict[str, str] = {}
+    """What operators call it by: sessions may be pinned to labels."""
+    images: tuple[str, ...] = ()
+    """References of images that are on its engine, as far as they are told."""
+    warm: tuple[str, ...] = ()
+    """Images of which it has boxes ready that nobody has used."""
+    profiles: tuple[str, ...] = ()
+    """Names of the profiles that it knows; none from a node that does not say."""
+    runtimes: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_bytes: int = 0
+    """Of its machine."""
+    disk_free_bytes: int = 0
+    """On the shared volume, as it sees it."""
     freeze_s: float = 45.0
     """Without its lease for so long, it lets its boxes stand still; another node may have their sessions after that."""
     tools: str = ""
