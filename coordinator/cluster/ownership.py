@@ -25,6 +25,7 @@ class _Owned:
     generation: int
     is_adoptable: bool
     on_lost: Callable[[], None]
+    on_cancel: Callable[[], None]
 
 
 class Ownership:
@@ -48,7 +49,13 @@ class Ownership:
         await end(self._task)
 
     def own(
-        self, session: str, generation: int, *, is_adoptable: bool = False, on_lost: Callable[[], None] = lambda: None
+        self,
+        session: str,
+        generation: int,
+        *,
+        is_adoptable: bool = False,
+        on_lost: Callable[[], None] = lambda: None,
+        on_cancel: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep a session as this coordinator's; it must have been opened under this generation.
 
@@ -57,8 +64,9 @@ class Ownership:
             generation: Its generation.
             is_adoptable: Another coordinator takes it over when this one dies.
             on_lost: Called once when another one has it.
+            on_cancel: Called when another process asks for its cancel.
         """
-        self._owned[session] = _Owned(generation, is_adoptable, on_lost)
+        self._owned[session] = _Owned(generation, is_adoptable, on_lost, on_cancel)
 
     def has(self, session: str) -> bool:
         """Return whether a session runs here."""
@@ -104,6 +112,9 @@ class Ownership:
                     for session in list(self._owned):
                         await self.note(session)
                     self._must_note = False
+                for session in await self._store.take_cancels(self.coordinator):
+                    if session in self._owned:
+                        self._owned[session].on_cancel()
             except (RedisError, OSError) as exc:
                 log.info("the coordinator's lease is not renewed", extra={"error": str(exc)})
             await asyncio.sleep(EVERY_S)

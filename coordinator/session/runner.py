@@ -125,13 +125,16 @@ class SessionRunner:
             tools=self._tools,
             emit=self._emit,
             on_lost=self._was_lost,
+            on_cancel=self._was_cancelled,
         )
+        self._cancelled: asyncio.Event | None = None
         self._abandoned = asyncio.Event()
         self._abandoned_as = Ending("failed", "")
         self._finish_s = FINISH_S
 
     async def run(self, cancelled: asyncio.Event) -> SessionResult:
         """Return the session's result once its box is gone and its transcript is whole."""
+        self._cancelled = cancelled
         request, continued = self._request, self._continued
         system = self._system(request.limits.steps, request.is_read_only)
         history = continued.rebuilt.history if continued else History(system)
@@ -230,6 +233,11 @@ class SessionRunner:
 
     def _was_lost(self) -> None:
         self.abandon(Ending("failed", "taken over: another coordinator has the session", is_lost=True), finish_s=0.0)
+
+    def _was_cancelled(self) -> None:
+        """Another process asked for it, as the one who started it could have."""
+        if self._cancelled is not None:
+            self._cancelled.set()
 
     def _count(self, continued: Continued) -> None:
         """Begin with what the session has used, and with its limits as they were changed last."""
