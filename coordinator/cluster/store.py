@@ -6,7 +6,7 @@ library, and each of them may be repeated by its caller.
 
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Literal, cast
 
 from pydantic import ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -35,6 +35,11 @@ class NodeView:
     """An operator wants it to have no new sessions."""
     taken: int = 0
     """Places that sessions have."""
+
+    @property
+    def state(self) -> Literal["ready", "drained", "draining"]:
+        """What it is about, while it lives."""
+        return "drained" if self.is_drained and self.life.state == "ready" else self.life.state
 
     @property
     def takes_sessions(self) -> bool:

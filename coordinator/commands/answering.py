@@ -4,25 +4,20 @@ import asyncio
 import getpass
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from coordinator.cluster.approval_requests import Requests
-from coordinator.cluster.store import connect
+from coordinator.commands.elsewhere import everywhere
 from coordinator.commands.marking import marked_lines
-from coordinator.embedded import live_redis_urls
 from coordinator.errors import ConfigError
 from coordinator.visible import visible_line
 from worker.contract.approvals import ApprovalAnswer, ApprovalRequest, Taken
 
 WIDTH = 120
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -41,10 +36,10 @@ def waiting(redis_url: str | None, state_dir: Path, session: str | None) -> list
         ConfigError: the Redis that was named does not answer.
     """
 
-    async def ask(requests: Requests) -> Sequence[ApprovalRequest]:
-        return await requests.waiting(session)
+    async def ask(client: Redis) -> Sequence[ApprovalRequest]:
+        return await Requests(client).waiting(session)
 
-    return [request for found in asyncio.run(_everywhere(redis_url, state_dir, ask)) for request in found]
+    return [request for found in asyncio.run(everywhere(redis_url, state_dir, ask)) for request in found]
 
 
 def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer: Answer) -> str:
@@ -61,10 +56,10 @@ def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer
         is_lasting=answer.is_lasting,
     )
 
-    async def tell(requests: Requests) -> tuple[Taken, ApprovalAnswer | None]:
-        return await requests.answer(session, name, given)
+    async def tell(client: Redis) -> tuple[Taken, ApprovalAnswer | None]:
+        return await Requests(client).answer(session, name, given)
 
-    for taken, counting in asyncio.run(_everywhere(redis_url, state_dir, tell)):
+    for taken, counting in asyncio.run(everywhere(redis_url, state_dir, tell)):
         match taken:
             case Taken.TAKEN:
                 return f"{session} {name}: {given.decision}"
@@ -87,19 +82,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"user {os.getuid()}"
-
-
-async def _everywhere(redis_url: str | None, state_dir: Path, ask: Callable[[Requests], Awaitable[_T]]) -> list[_T]:
-    """Return what the Redis that was named says, else each one of the commands that run now."""
-    answers = []
-    for url in [redis_url] if redis_url else live_redis_urls(state_dir):
-        client: Redis = connect(url)
-        try:
-            answers.append(await ask(Requests(client)))
-        except RedisError as exc:
-            if redis_url:
-                raise ConfigError(f"Redis at SANDHOG_REDIS_URL does not answer: {exc}.") from exc
-            # It ended while it was being asked.
-        finally:
-            await client.aclose()
-    return answers

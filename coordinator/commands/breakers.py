@@ -4,12 +4,10 @@ import asyncio
 from pathlib import Path
 
 import typer
-from redis.exceptions import RedisError
+from redis.asyncio import Redis
 
-from coordinator.cluster.store import connect
 from coordinator.commands import run_flags
-from coordinator.embedded import live_redis_urls
-from coordinator.errors import ConfigError
+from coordinator.commands.elsewhere import everywhere
 from coordinator.session.breakers import Breakers, Listed, Listing, table
 from coordinator.settings import read_settings
 
@@ -22,23 +20,11 @@ def list_breakers(redis_url: str | None, state_dir: Path) -> list[Listed]:
     Raises:
         ConfigError: the Redis that was named does not answer.
     """
-    listed: list[Listed] = []
-    for url in [redis_url] if redis_url else live_redis_urls(state_dir):
-        try:
-            listed += asyncio.run(_list(url))
-        except RedisError as exc:
-            if redis_url:
-                raise ConfigError(f"Redis at SANDHOG_REDIS_URL does not answer: {exc}.") from exc
-            # It ended while it was being asked.
-    return listed
 
-
-async def _list(redis_url: str) -> list[Listed]:
-    client = connect(redis_url)
-    try:
+    async def ask(client: Redis) -> list[Listed]:
         return await Breakers(client).every()
-    finally:
-        await client.aclose()
+
+    return [listed for found in asyncio.run(everywhere(redis_url, state_dir, ask)) for listed in found]
 
 
 @app.command()

@@ -1,0 +1,55 @@
+"""`sandhog cancel`: ends sessions that other processes run."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from coordinator.commands.elsewhere import ask_cancel
+from coordinator.commands.kept import directory_of
+from coordinator.session.events import SessionEnded
+from coordinator.session.reading import read_session
+from coordinator.settings import Settings, read_settings
+
+app = typer.Typer(add_completion=False)
+
+POLL_S = 0.2
+
+
+@app.command()
+def cancel(
+    session_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Sessions; beginnings are enough.")],
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for their end.")] = 15.0,
+) -> None:
+    """Ask whoever runs these sessions to cancel them, and say what became of each.
+
+    A cancelled session answers every call, keeps its transcript and can be resumed. Exit codes: 0 all have ended,
+    1 one is not run by any process, or did not end within the time.
+    """
+    settings = read_settings()
+    names = [directory_of(settings.state_dir, name).name for name in session_ids]
+    has_all_ended = True
+    for name in names:
+        words, has_ended = _cancelled(settings, name, wait_s)
+        print(f"{name} {words}")
+        has_all_ended &= has_ended
+    raise typer.Exit(0 if has_all_ended else 1)
+
+
+def _cancelled(settings: Settings, session: str, wait_s: float) -> tuple[str, bool]:
+    status = _status(settings, session)
+    if status is not None:
+        return f"had ended: {status}", True
+    if not ask_cancel(settings, session):
+        return f"is run by no process; `sandhog resume {session}` goes on with it", False
+    deadline = time.monotonic() + wait_s
+    while (status := _status(settings, session)) is None and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return (status, True) if status else ("is asked to end; it has not yet", False)
+
+
+def _status(settings: Settings, session: str) -> str | None:
+    """Return how a session ended; None while it has not."""
+    entries = read_session(directory_of(settings.state_dir, session)).entries
+    last = entries[-1].event if entries else None
+    return last.status if isinstance(last, SessionEnded) else None

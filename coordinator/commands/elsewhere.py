@@ -1,0 +1,63 @@
+"""Sessions that other processes run: asked about and spoken to through every Redis that this machine knows of."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from coordinator.cluster.store import Store, connect
+from coordinator.embedded import live_redis_urls
+from coordinator.errors import ConfigError
+from coordinator.settings import Settings
+
+_T = TypeVar("_T")
+
+
+async def everywhere(redis_url: str | None, state_dir: Path, ask: Callable[[Redis], Awaitable[_T]]) -> list[_T]:
+    """Return what the Redis that was named says, else what each one says of the commands that run now.
+
+    Raises:
+        ConfigError: the Redis that was named does not answer.
+    """
+    answers = []
+    for url in [redis_url] if redis_url else live_redis_urls(state_dir):
+        client: Redis = connect(url)
+        try:
+            answers.append(await ask(client))
+        except RedisError as exc:
+            if redis_url:
+                raise ConfigError(f"Redis at SANDHOG_REDIS_URL does not answer: {exc}.") from exc
+            # It ended while it was being asked.
+        finally:
+            await client.aclose()
+    return answers
+
+
+def living(settings: Settings, sessions: Sequence[str]) -> set[str]:
+    """Return those of the sessions that a live coordinator has.
+
+    Raises:
+        ConfigError: the Redis that was named does not answer.
+    """
+
+    async def ask(client: Redis) -> set[str]:
+        store = Store(client)
+        return {session for session in sessions if await store.owner_of(session) is not None}
+
+    return set().union(*asyncio.run(everywhere(settings.redis_url, settings.state_dir, ask)))
+
+
+def ask_cancel(settings: Settings, session: str) -> bool:
+    """Ask whoever runs a session to cancel it; False where nobody does.
+
+    Raises:
+        ConfigError: the Redis that was named does not answer.
+    """
+
+    async def ask(client: Redis) -> bool:
+        return await Store(client).ask_cancel(session)
+
+    return any(asyncio.run(everywhere(settings.redis_url, settings.state_dir, ask)))
