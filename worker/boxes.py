@@ -77,6 +77,10 @@ class Boxes:
         self._setup = setup
         self._sources = sources
         self._spills = spills or Spills()
+        self.starts = 0
+        """Boxes that sessions were given."""
+        self.losses = 0
+        """Boxes that ended under their session."""
         self._idle_s = idle_s
         self._disk = disk
         self._disks = disks
@@ -115,6 +119,10 @@ class Boxes:
         with self._guard:
             return sum(seat.box is not None for seat in self._seats.values())
 
+    def warm(self) -> int:
+        """Return how many boxes stand ready for sessions to come."""
+        return self._warm.idle() if self._warm is not None else 0
+
     def box_for(self, order: BoxOrder) -> Box:
         """Return the session's box, started on its workspace if there is none.
 
@@ -133,6 +141,7 @@ class Boxes:
             if seat.box is None:
                 self._take_place(seat, order.session)
                 seat.sit(self._start(seat, order), order.generation)
+                self.starts += 1
             assert seat.box is not None
             seat.session_dir = Path(order.session_dir)
             seat.idle_s = self._specs.profile_of(order).idle_s
@@ -322,6 +331,7 @@ class Boxes:
 
     def _drop(self, seat: Seat, why: str) -> None:
         assert seat.box is not None
+        self.losses += 1
         seat.box.close()
         seat.box = None
         self._tell(seat, f"Your sandbox was lost ({why}) and replaced by a fresh one. {KEPT_AND_LOST}")

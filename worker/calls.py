@@ -11,6 +11,7 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,6 +48,18 @@ class ClaimRefused(Exception):
     """The call must not run under this delivery and nothing must be stored for it."""
 
 
+@dataclass(frozen=True)
+class CallEnd:
+    """A call that was run here and has its outcome."""
+
+    tool: str
+    outcome: str
+    """`success`, `partial` or the error's code."""
+    queue_s: float
+    run_s: float
+    spilled_bytes: int
+
+
 class Calls:
     """Claims and runs this node's calls. Thread-safe; one per process."""
 
@@ -62,8 +75,10 @@ class Calls:
         spills: Spills,
         incarnation: str,
         on_cut: Callable[[CallOrder, ToolResult, ToolResult], None],
+        on_end: Callable[[CallEnd], None] = lambda end: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self._on_end = on_end
         self._claim = client.register_script(scripts.CLAIM)
         self._registry = registry
         self._boxes = boxes
@@ -182,6 +197,10 @@ class Calls:
         if result is not whole:
             self._on_cut(order, whole, result)
         fate = Fate.UNKNOWN if result.error_code is ErrorCode.OUTCOME_UNKNOWN else Fate.RAN
+        queue_s, run_s = max(0.0, claimed_at - order.sent_at), time.monotonic() - started
+        if not joining:
+            outcome = result.error_code.value if result.error_code is not None else result.status
+            self._on_end(CallEnd(order.tool, outcome, queue_s, run_s, spill.written_bytes))
         return CallOutcome(
             key=order.key,
             fate=fate,
@@ -192,8 +211,8 @@ class Calls:
             spill_hint=whereabouts(spill) if spill.flaw is not None else "",
             box_note=self._note(order, result),
             mcp=self._mcp.digest(order.box),
-            queue_ms=max(0.0, (claimed_at - order.sent_at) * 1000),
-            run_ms=(time.monotonic() - started) * 1000,
+            queue_ms=queue_s * 1000,
+            run_ms=run_s * 1000,
         )
 
     def _note(self, order: CallOrder, result: ToolResult) -> str:

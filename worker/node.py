@@ -58,6 +58,7 @@ class Lease:
         self._on_return = on_return
         self._on_renewed = on_renewed
         self._freeze_s = life.freeze_s
+        self._renewed_at = time.monotonic()
         self._renew = client.register_script(RENEW)
         self._release = client.register_script(RELEASE)
         self._stop = threading.Event()
@@ -72,6 +73,11 @@ class Lease:
         # An earlier life's lease may not have lapsed yet.
         self._write(force=True)
         self._thread.start()
+
+    @property
+    def age_s(self) -> float:
+        """Since it was renewed."""
+        return time.monotonic() - self._renewed_at
 
     def drain(self) -> None:
         """Say that nothing new is taken; what runs goes on under the lease. Idempotent."""
@@ -95,16 +101,16 @@ class Lease:
             log.warning("the lease was left to lapse", extra={"error": str(exc)})
 
     def _keep(self) -> None:
-        renewed_at, has_lapsed = time.monotonic(), False
+        self._renewed_at, has_lapsed = time.monotonic(), False
         while not self._stop.wait(RENEW_S):
             if self._is_renewed():
-                renewed_at = time.monotonic()
+                self._renewed_at = time.monotonic()
                 self._on_renewed()
                 if has_lapsed:
                     log.warning("the lease is back")
                     has_lapsed = False
                     self._on_return()
-            elif not has_lapsed and time.monotonic() - renewed_at > self._freeze_s:
+            elif not has_lapsed and self.age_s > self._freeze_s:
                 log.warning("the lease has been away for too long", extra={"away_s": self._freeze_s})
                 has_lapsed = True
                 self._on_lapse()

@@ -7,6 +7,7 @@ delivery that holds the claim does both.
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -15,6 +16,7 @@ from celery.worker.control import control_command
 
 from worker.boxes import Boxes
 from worker.calls import Calls, ClaimRefused
+from worker.canary import CANARY_TASK
 from worker.contract.orders import (
     CALL_TASK,
     CANCEL_COMMAND,
@@ -33,7 +35,7 @@ from worker.project_notes import project_notes
 log = logging.getLogger(__name__)
 
 
-def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp) -> None:
+def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp, on_canary: Callable[[], None]) -> None:
     """Give the app the bodies of this node's tasks, and remote control the command that ends running calls."""
 
     def call(order: dict[str, Any]) -> dict[str, Any]:
@@ -58,8 +60,12 @@ def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp) -> None:
         calls.cancel(call_keys)
         return {"ok": "cancelled"}
 
+    def canary() -> None:
+        on_canary()
+
     for name, body in ((CALL_TASK, call), (JOIN_TASK, join), (PREPARE_TASK, prepare), (FINISH_TASK, finish)):
         app.task(body, name=name)
+    app.task(canary, name=CANARY_TASK, ignore_result=True)
     control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])(cancel)
 
 

@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import redis
+from celery import Celery
 from celery.signals import worker_ready, worker_shutting_down
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -21,7 +23,7 @@ from worker import tasks
 from worker.anew import Anew
 from worker.app import create_app
 from worker.boxes import Boxes
-from worker.calls import Calls
+from worker.calls import CallEnd, Calls
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 from worker.errors import NodeMisconfigured
@@ -34,6 +36,7 @@ from worker.gates.run import RunGate
 from worker.machine import build
 from worker.mcp.entry import Mcp
 from worker.node import Lease, is_owner_gone, watch_owner
+from worker.observed import canary_of, scraped
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
@@ -91,14 +94,26 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     own = _own_tools(settings, loaded)
 
     def show_alive() -> None:
-        if settings.alive_file is not None:
+        if settings.alive_file is not None and canary.is_well:
             settings.alive_file.touch()
 
     lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return, on_renewed=show_alive)
     lanes = LaneGate(settings.lane_count, lambda: anew.begin())
     anew = Anew(lease.drain, lambda: lanes.running, own.close)
     mcp = Mcp(boxes, settings.scratch_dir, deny=settings.egress_deny)
-    worker = _celery_worker(settings, _calls(settings, client, boxes, own, mcp, lanes, life.incarnation), boxes, mcp)
+    app, threads = create_app(settings.redis_url), settings.lane_count + SPARE_THREADS
+    canary = canary_of(settings, app, client, threads, anew.begin)
+    told = scraped(
+        settings,
+        boxes=boxes,
+        lanes=lanes,
+        lease=lease,
+        canary=canary,
+        has_tool=lambda name: own.registry.get(name) is not None,
+    )
+    calls = _calls(settings, client, boxes, own, mcp, lanes, life.incarnation, told.ended)
+    tasks.register(app, calls, boxes, mcp, canary.arrive)
+    worker = _celery_worker(app, settings.node, threads)
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
@@ -106,8 +121,11 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     lease.start()
     machine.upkeep.add("lanes", lanes.look)
     machine.upkeep.start()
+    canary.start()
 
     def drain(**_: object) -> None:
+        # Nothing is read from the queue any more.
+        canary.stop()
         # In a thread: this is called from a signal's handler, which must not wait for Redis.
         threading.Thread(target=lease.drain, name="drain", daemon=True).start()
 
@@ -123,6 +141,8 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     finally:
         worker_ready.disconnect(take_hang_up)
         worker_shutting_down.disconnect(drain)
+        told.close()
+        canary.close()
         machine.upkeep.close()
         lease.close()
         end.close()
@@ -152,6 +172,7 @@ def _calls(
     mcp: Mcp,
     lanes: LaneGate,
     incarnation: str,
+    on_end: Callable[[CallEnd], None],
 ) -> Calls:
     seen = ReadMetadata(client)
     breaker = BreakerGate(client, settings.node, settings.breaker)
@@ -165,17 +186,16 @@ def _calls(
         spills=Spills(settings.spill_bounds),
         incarnation=incarnation,
         on_cut=seen.narrow,
+        on_end=on_end,
     )
 
 
-def _celery_worker(settings: NodeSettings, calls: Calls, boxes: Boxes, mcp: Mcp) -> Any:
-    app = create_app(settings.redis_url)
-    tasks.register(app, calls, boxes, mcp)
+def _celery_worker(app: Celery, node: str, threads: int) -> Any:
     return app.Worker(
-        hostname=keys.hostname(settings.node),
+        hostname=keys.hostname(node),
         pool="threads",
-        concurrency=settings.lane_count + SPARE_THREADS,
-        queues=[keys.queue(settings.node)],
+        concurrency=threads,
+        queues=[keys.queue(node)],
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
