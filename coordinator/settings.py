@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 
 from coordinator.errors import ConfigError
 from coordinator.session.bounds import BUDGETS, Budgets
@@ -34,6 +34,9 @@ class Settings(FileSettings):
     state_dir: Annotated[Path, In("cluster")] = Field(default_factory=default_state_dir)
     """Transcripts, spilled output, copies and patches; a cluster's shared volume. Default:
     `$XDG_STATE_HOME/sandhog`."""
+
+    metrics_token: Annotated[SecretStr | None, In("cluster"), Hidden()] = None
+    """What Prometheus must carry as bearer token."""
 
     @field_validator("state_dir")
     @classmethod

@@ -73,6 +73,7 @@ async def open_cluster(
                 requests=Requests(client),
                 breakers=Breakers(client),
                 ownership=ownership,
+                replies=reader,
             )
     finally:
         dispatcher.close()

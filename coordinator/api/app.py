@@ -5,7 +5,10 @@ from fastapi import FastAPI
 from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls
 from coordinator.api.auth import Authenticated
 from coordinator.api.bounds import Bounds
+from coordinator.api.metrics import metrics_router
+from coordinator.metrics.served import ServedMetrics
 from coordinator.page import app as page
+from coordinator.service.box_canary import BoxCanary
 from coordinator.service.serve_settings import ServeSettings
 from coordinator.service.sessions import Sessions
 from coordinator.service.tokens import Tokens
@@ -14,8 +17,8 @@ UPLOAD_PATH = "/v1/archives"
 VERSION = "1"
 
 
-def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings) -> FastAPI:
-    """Return the API over a service. The service is begun and ended by its owner."""
+def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings, canary: BoxCanary | None = None) -> FastAPI:
+    """Return the API over a service. The service and its canary are begun and ended by their owner."""
     app = FastAPI(
         title="Sandhog",
         version=VERSION,
@@ -26,8 +29,11 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings) -> Fa
         separate_input_output_schemas=False,
     )
     app.state.sessions = service
+    app.state.canary = canary
     for part in (sessions, steering, tool_calls, results, archives, server):
         app.include_router(part.router)
+    scrape_token = settings.metrics_token.get_secret_value() if settings.metrics_token is not None else None
+    app.include_router(metrics_router(ServedMetrics(service, canary), scrape_token))
     errors.install(app)
     page.install(app, service, tokens)
     # The one added last is asked first.

@@ -1,12 +1,17 @@
 """Routes about the server: who one is, its nodes, whether it lives and is ready."""
 
-from fastapi import APIRouter
+import asyncio
+import tempfile
+from pathlib import Path
+
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict
 from redis.exceptions import RedisError
 
 from coordinator.api.asked import Service
 from coordinator.api.auth import Asker
 from coordinator.api.errors import ErrorBody
+from coordinator.service.box_canary import BoxCanary
 from coordinator.service.principals import Allowance
 from coordinator.service.refusals import Code, Refused
 
@@ -26,6 +31,15 @@ class NodeView(BaseModel):
     """Room for boxes."""
     lanes: int
     """Calls at once."""
+    labels: dict[str, str]
+    """What sessions may be pinned to."""
+    images: tuple[str, ...]
+    """Images that are there already."""
+    profiles: tuple[str, ...]
+    cpus: int
+    memory_bytes: int
+    disk_free_bytes: int
+    """On the volume."""
 
 
 class Nodes(BaseModel):
@@ -88,9 +102,26 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", response_model=Health)
-async def readyz(service: Service) -> Health:
-    """Answer 200 if sessions can be run now: Redis answers and a node is alive."""
-    why = await service.ready()
+async def readyz(request: Request, service: Service, deep: bool = False) -> Health:
+    """Answer 200 if sessions can be run now: Redis answers, a node is alive, the volume takes files.
+
+    With `deep`, also if the last canary call came back through queue, worker and a box.
+    """
+    why = await service.ready() or await asyncio.to_thread(_volume_fault, service.cluster.state_dir)
+    if why is None and deep:
+        canary: BoxCanary | None = request.app.state.canary
+        why = canary.problem if canary is not None else "no canary call is made; SANDHOG_BOX_CANARY_S lets it"
+        why = why and f"canary: {why}"
     if why is not None:
         raise Refused(Code.UNAVAILABLE, f"Not ready: {why}.", retry_after_s=5)
     return Health()
+
+
+def _volume_fault(state_dir: Path) -> str | None:
+    try:
+        with tempfile.TemporaryFile(dir=state_dir) as file:
+            file.write(b"ready?")
+            file.flush()
+    except OSError as exc:
+        return f"the volume {state_dir} takes no files: {exc.strerror or exc}"
+    return None

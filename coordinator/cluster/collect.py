@@ -51,6 +51,20 @@ class ReplyReader:
         """Wait no more for a task's reply."""
         self._expected.pop(task_id, None)
 
+    async def lag_s(self) -> float:
+        """Return the age of the oldest reply that is not read yet; 0 when all are.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        found = await self._redis.xrange(self._stream, min=f"({self._last_id}", count=1)
+        unread = cast("list[tuple[bytes, object]]", found)
+        if not unread:
+            return 0.0
+        seconds, microseconds = await self._redis.time()
+        written_ms = int(unread[0][0].decode().partition("-")[0])
+        return max(0.0, int(seconds) + int(microseconds) / 1e6 - written_ms / 1000)
+
     async def _read_forever(self) -> None:
         while True:
             try:

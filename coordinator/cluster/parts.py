@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.execute import Executor
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.placement import Placement
@@ -24,3 +25,5 @@ class Cluster:
     requests: Requests
     breakers: Breakers
     ownership: Ownership
+    replies: ReplyReader | None = None
+    """For those who watch; None where nobody does."""

@@ -23,6 +23,7 @@ from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.service.admission import Admission
 from coordinator.service.archives import Archives
+from coordinator.service.box_canary import BoxCanary
 from coordinator.service.models import Models
 from coordinator.service.serve_settings import ServeSettings, read_serve_settings
 from coordinator.service.sessions import Sessions
@@ -120,9 +121,13 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             hidden=hidden,
         )
         await stack.enter_async_context(sessions)
+        canary = None
+        if serve_settings.box_canary_s is not None:
+            canary = BoxCanary(cluster, settings.image, every_s=serve_settings.box_canary_s)
+            await stack.enter_async_context(canary)
         server = _Server(
             uvicorn.Config(
-                create_app(sessions, tokens, serve_settings),
+                create_app(sessions, tokens, serve_settings, canary),
                 log_config=None,
                 access_log=False,
                 server_header=False,

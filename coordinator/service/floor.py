@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.cluster.parts import Cluster
 from coordinator.ending import end
+from coordinator.endpoint.limiter import EndpointLimiter
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
@@ -18,6 +20,7 @@ from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.tokens import Tokens
 from coordinator.service.wanted import NewSession
+from coordinator.session.events import EventSink
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, check, find
 from coordinator.session.takeover import Adopted, TakeoverWatch
@@ -58,7 +61,9 @@ class Floor:
         self._admission = admission
         self._models = models
         self._tokens = tokens
-        self._shared = Shared(cluster, hidden)
+        self.watchers: list[Callable[[Entry], EventSink]] = []
+        """Each gives a session that begins or goes on here a sink of its own."""
+        self._shared = Shared(cluster, hidden, self.watchers)
         self._on_end = on_end
         self._held: dict[str, Held] = {}
         self._takeover = TakeoverWatch(cluster, self._adopt, lambda: 0 if self.is_draining else self.line.room)
@@ -82,6 +87,15 @@ class Floor:
         """
         if self.is_draining:
             raise Refused(Code.UNAVAILABLE, "The server is ending.", "Ask again.", retry_after_s=5)
+
+    @property
+    def limiter(self) -> EndpointLimiter:
+        """The places at the server's endpoint."""
+        return self._models.limiter
+
+    def statuses(self) -> Counter[str]:
+        """Return how many sessions that wait or run here have which status."""
+        return Counter(held.entry.facts.status for held in self._held.values())
 
     def held(self, session_id: str) -> Held | None:
         """Return what this process has of a session that waits or runs here; None of any other."""

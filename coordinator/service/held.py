@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from coordinator.service.records import write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.session.approvals import Approver, Elsewhere, Never
 from coordinator.session.catching_up import TAKEOVER
-from coordinator.session.events import TurnEnded
+from coordinator.session.events import EventSink, TurnEnded
 from coordinator.session.limits import Limits
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.request import SessionRequest
@@ -36,6 +36,12 @@ class Shared:
     cluster: Cluster
     hidden: tuple[str, ...]
     """Values that must never reach a transcript."""
+    watchers: Sequence[Callable[[Entry], EventSink]] = ()
+    """Each gives a session that begins or goes on here a sink of its own."""
+
+    def sinks_of(self, entry: Entry) -> list[EventSink]:
+        """Return the watchers' sinks for a session."""
+        return [watch(entry) for watch in self.watchers]
 
 
 @dataclass(eq=False)
@@ -139,7 +145,7 @@ class Held:
                     cluster=shared.cluster,
                     model=self.model,
                     approver=self._approver,
-                    sinks=self._sinks,
+                    sinks=[*self._sinks, *shared.sinks_of(self.entry)],
                     message=self.messages.popleft(),
                     secrets=shared.hidden,
                     next_message=self._next_message,
@@ -156,7 +162,7 @@ class Held:
             cluster=shared.cluster,
             model=self.model,
             approver=self._approver,
-            sinks=self._sinks,
+            sinks=[*self._sinks, *shared.sinks_of(self.entry)],
             secrets=shared.hidden,
             next_message=self._next_message,
             by=TAKEOVER,
@@ -170,7 +176,7 @@ class Held:
             cluster=shared.cluster,
             model=self.model,
             approver=self._approver,
-            sinks=self._sinks,
+            sinks=[*self._sinks, *shared.sinks_of(self.entry)],
             secrets=shared.hidden,
             session_id=entry.session_id,
             next_message=self._next_message,

@@ -23,7 +23,7 @@ class Models:
     def __init__(self, settings: ModelSettings | None) -> None:
         self._settings = settings or NO_ENDPOINT
         self._has_endpoint = settings is not None
-        self._limiter = EndpointLimiter(self._settings.max_requests)
+        self.limiter = EndpointLimiter(self._settings.max_requests)
         self._clients: dict[str, ModelClient] = {}
         self._nobody: ModelClient | None = None
 
@@ -52,7 +52,7 @@ class Models:
         if client is None:
             if len(self._clients) >= MAX_MODELS:
                 raise Refused(Code.TOO_MANY, f"model: {MAX_MODELS} different ones were asked for already.")
-            client = ModelClient(replace(self._settings, model=model), limiter=self._limiter)
+            client = ModelClient(replace(self._settings, model=model), limiter=self.limiter)
             self._clients[model] = client
         return client
 

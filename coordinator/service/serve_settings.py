@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, SecretStr, StringConstraints, field_validator
 
 from coordinator.settings import read_model
-from worker.contract.settings_file import FileSettings, Hidden
+from worker.contract.settings_file import FileSettings, Hidden, In
 
 RootName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 MIN_TOKEN_CHARS = 16
@@ -19,6 +19,11 @@ class ServeSettings(FileSettings):
 
     api_token: Annotated[SecretStr | None, Hidden()] = None
     """Token of the first principal, whose name is `local`."""
+    metrics_token: Annotated[SecretStr | None, In("cluster"), Hidden()] = None
+    """What Prometheus must carry as bearer token."""
+    box_canary_s: float | None = Field(default=None, ge=1)
+    """So long after one canary call, through queue, worker and a box, the next is made; none without. Each takes a
+    place for a moment."""
     roots: dict[RootName, Path] = Field(default={})
     """Directories that sessions may work on, by name, as JSON: `{"projects": "/srv/projects"}`. None other is used."""
     max_sessions: int = Field(default=500, ge=1)

@@ -102,6 +102,11 @@ class Sessions:
         self._scanned_at = float("-inf")
         self._is_closing = False
 
+    @property
+    def floor(self) -> Floor:
+        """Where its sessions run, for those who watch them."""
+        return self._floor
+
     async def __aenter__(self) -> "Sessions":
         await asyncio.to_thread(self.index.load)
         for entry in self.index:

@@ -62,10 +62,15 @@ def test_a_redis_that_is_away_and_a_node_that_is_full_are_no_fault_of_the_consum
     queue = Queue(delivers=False)
     setattr(queue, why, True)
     looks = threading.Semaphore(0)
+
+    def is_full() -> bool:
+        looks.release()
+        return queue.is_full
+
     canary = Canary(
         send=lambda: queue.send(canary),
         is_reachable=lambda: not queue.is_away,
-        is_full=lambda: bool(looks.release()) or queue.is_full,
+        is_full=is_full,
         on_stuck=queue.stuck.set,
         every_s=0.01,
         limit_s=0.05,

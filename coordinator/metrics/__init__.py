@@ -1,0 +1,1 @@
+"""What `sandhog serve` tells Prometheus: sessions (events), cluster (Redis at each scrape), served (both, as text)."""

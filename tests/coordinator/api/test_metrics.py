@@ -1,0 +1,89 @@
+"""`/metrics` and `/readyz` of a server."""
+
+from typing import Any
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from tests.coordinator.api.conftest import Serves, code, prompt
+
+TOKEN = "a-token-for-prometheus"
+
+
+def samples(text: str) -> dict[str, float]:
+    """Every sample by its name and labels, as Prometheus writes them."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+async def scraped(client: httpx2.AsyncClient, **headers: str) -> dict[str, float]:
+    answer = await client.get("/metrics", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return samples(answer.text)
+
+
+async def test_metrics_are_for_who_has_their_token(serve: Serves) -> None:
+    served = await serve(metrics_token=TOKEN)
+    nobody, principal = served.client(None), served.client()
+    tries: list[tuple[httpx2.AsyncClient, dict[str, Any]]] = [
+        (nobody, {}),
+        (nobody, {"Authorization": "Bearer other"}),
+        (nobody, {"Authorization": TOKEN}),
+        (nobody, {"Authorization": "Bearer \u00e9".encode()}),
+        (principal, {}),
+    ]
+    for client, headers in tries:
+        answer = await client.get("/metrics", headers=headers)
+        assert (answer.status_code, code(answer)) == (401, "UNAUTHENTICATED")
+    assert (await scraped(nobody, Authorization=f"Bearer {TOKEN}"))["sandhog_redis_up"] == 1
+
+
+async def test_without_a_token_only_this_machine_may_ask_and_nobody_through_a_proxy(serve: Serves) -> None:
+    client = (await serve()).client(None)
+    assert (await scraped(client))["sandhog_redis_up"] == 1
+    refused = await client.get("/metrics", headers={"X-Forwarded-For": "192.0.2.1"})
+    assert code(refused) == "UNAUTHENTICATED"
+
+
+async def test_a_session_is_counted_and_nothing_that_anybody_said_is_a_label(serve: Serves) -> None:
+    script = [Turn(calls=(ScriptedCall("NoSuchTool-evil", {}), ScriptedCall("TodoWrite", {"todos": []}))), Turn("done")]
+    served = await serve(script)
+    client = served.client()
+    session = (await client.post("/v1/sessions", json=prompt("a-secret-prompt", loop="model"))).json()["session_id"]
+    await client.post(f"/v1/sessions/{session}/cancel")
+    await served.ended(client, session)
+
+    text = (await client.get("/metrics")).text
+    told = samples(text)
+    assert told["sandhog_sessions_ended_total{status=cancelled}"] == 1
+    assert told["sandhog_sessions{status=running}"] == 0
+    assert told["sandhog_nodes{state=ready}"] == 0
+    assert told["sandhog_approvals_waiting"] == 0
+    assert told["sandhog_reply_lag_seconds"] == 0
+    for said in (session, "a-secret-prompt", "NoSuchTool"):
+        assert said not in text
+
+
+async def test_a_redis_that_is_away_is_told_and_the_rest_is_there(serve: Serves) -> None:
+    client = (await serve(redis_url="unix:///nowhere/s")).client()
+    told = await scraped(client)
+    assert told["sandhog_redis_up"] == 0
+    assert "sandhog_nodes{state=ready}" not in told
+    assert told["sandhog_sessions{status=running}"] == 0
+
+
+async def test_ready_says_which_part_is_missing(serve: Serves) -> None:
+    served = await serve()
+    client = served.client(None)
+    assert (await client.get("/healthz")).json() == {"status": "ok"}
+    for path in ("/readyz", "/readyz?deep=1"):
+        answer = await client.get(path)
+        assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
+        assert "no node" in answer.text or "worker" in answer.text
+    away = (await serve(redis_url="unix:///nowhere/s")).client(None)
+    assert "Redis" in (await away.get("/readyz")).text
