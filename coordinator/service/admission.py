@@ -29,6 +29,21 @@ NOWHERE = Path("/nonexistent")
 """The directory of a session whose workspace comes from elsewhere."""
 
 
+OWN_HEADERS = frozenset(
+    (
+        "authorization",
+        "proxy-authorization",
+        "cookie",
+        "host",
+        "api-key",
+        "x-api-key",
+        "openai-organization",
+        "openai-project",
+    )
+)
+"""Headers by which an endpoint knows who asks: with the server's address they go with the server's key only."""
+
+
 @dataclass(frozen=True)
 class Admission:
     """Turns what is wanted into a request that a runner takes."""
@@ -69,6 +84,9 @@ class Admission:
             raise Refused(_code(exc, principal), str(exc)) from exc
 
     def _request(self, wanted: NewSession, principal: Principal) -> SessionRequest:
+        barred = sorted(name for name in wanted.parameters.headers if name.lower() in OWN_HEADERS)
+        if barred:
+            raise ConfigError(f"parameters: the header {barred[0]} is the server's own to set.")
         workspace = self._workspace(wanted, principal.allowance)
         image, profile = wanted.image or self.settings.image, wanted.profile or self.settings.profile
         tools = self._known(wanted.tools)

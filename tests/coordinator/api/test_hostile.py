@@ -108,6 +108,7 @@ BODIES = [
     b'{"prompt": "x", "allow_hosts": ["a b"]}',
     b'{"prompt": "x", "webhook": {"url": "file:///etc/passwd"}}',
     b'{"prompt": "x", "parameters": {"headers": {"Host": "a"}}}',
+    b'{"prompt": "x", "parameters": {"headers": {"Authorization": "Bearer mine"}}}',
     b'{"prompt": "x", "idempotency_key": "a b"}',
 ]
 
