@@ -14,13 +14,13 @@ from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Seat
 from coordinator.cluster.settle import MAX_ATTEMPTS
-from coordinator.errors import TranscriptError
+from coordinator.errors import RedisLost, TranscriptError
 from coordinator.session.approvals import Lasting
 from coordinator.session.budget import Answered, answered, refused
 from coordinator.session.plan import PlannedCall, plan
 from coordinator.session.reading import SessionReading, read_session
 from coordinator.session.rebuild import OpenStep, Rebuilt, rebuild
-from coordinator.session.step import StepRunner
+from coordinator.session.step import StepRunner, left
 from tools.base import ErrorCode, ToolResult
 from tools.permission import repeatable
 from tools.registry import Registry
@@ -90,26 +90,46 @@ class OpenAnswers:
         """Return one answer for each call of the step, in order; those that were missing are recorded.
 
         Raises:
-            RedisLost: nothing can be found out now.
+            RedisLost: nothing can be found out now; every call has its answer all the same.
             LostSession: another coordinator has the session now.
         """
         calls = plan(opened.calls, opened.ids, self.registry, strict=self.strict)
-        await self._give_lanes(opened, seat, cancelled)
-        await self._end_children(seat, cancelled)
         missing = [calls[at] for at in opened.missing]
         # Whoever is asked about a call is asked on, with the time that is left; what comes behind it waits as well.
         waiting = [call for call in missing if opened.asked and call.index not in opened.begun and call.refusal is None]
-        # All at once: one that still runs must not hold up what is known of the others.
-        known = await asyncio.gather(
-            *[self._answer(call, opened, seat, cancelled) for call in missing if call not in waiting]
-        )
+        try:
+            await self._give_lanes(opened, seat, cancelled)
+            await self._end_children(seat, cancelled)
+            # All at once: one that still runs must not hold up what is known of the others.
+            known = await asyncio.gather(
+                *[self._answer(call, opened, seat, cancelled) for call in missing if call not in waiting]
+            )
+        except RedisLost as exc:
+            self.close(opened, str(exc))
+            raise
         for answer in known:
-            self.steps.record(opened.step, answer, {})
-            opened.answers[answer.call.index] = answer.content
+            self._record(opened, answer)
         if waiting:
             answers = await self.steps.run(opened.step, waiting, seat, cancelled)
             opened.answers.update(zip((call.index for call in waiting), answers, strict=True))
         return opened.in_order()
+
+    def close(self, opened: OpenStep, why: str) -> list[str]:
+        """Return one answer for each call of the step, in order, by what the transcript alone says of those missing.
+
+        Args:
+            opened: The step.
+            why: Why nothing more is found out.
+        """
+        calls = plan(opened.calls, opened.ids, self.registry, strict=self.strict)
+        for call in [calls[at] for at in opened.missing]:
+            is_refused, has_begun = call.refusal is not None, call.index in opened.begun
+            self._record(opened, refused(call) if is_refused else left(call, why, has_begun=has_begun))
+        return opened.in_order()
+
+    def _record(self, opened: OpenStep, answer: Answered) -> None:
+        self.steps.record(opened.step, answer, {})
+        opened.answers[answer.call.index] = answer.content
 
     async def _answer(self, call: PlannedCall, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> Answered:
         if call.refusal is not None:

@@ -10,6 +10,7 @@ from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.session.catching_up import Continued, OpenAnswers, learn
 from coordinator.session.events import EventSink, TurnEnded
 from coordinator.session.loop import Ending, SessionLoop
+from coordinator.session.rebuild import OpenStep
 
 NextMessage = Callable[[TurnEnded], Awaitable[str | None]]
 """Returns a person's next message once the model has answered; None ends the session."""
@@ -73,8 +74,13 @@ class Conversation:
         """Bring the conversation to where the model can be asked; return the ending where it need not be."""
         rebuilt, place = continued.rebuilt, None
         if rebuilt.open_step is not None or rebuilt.placed is not None:
-            place = await first(seat, cancelled)
+            try:
+                place = await first(seat, cancelled)
+            except NoBox as exc:
+                self._close(rebuilt.open_step, f"there is no box ({exc})")
+                raise
             if place is None:
+                self._close(rebuilt.open_step, "the session was cancelled")
                 return Ending("cancelled", "cancelled")
             strict = self.loop.model.settings.strict_tools
             learn(self.loop.steps.approvals.lasting, rebuilt, self.loop.registry, place, strict=strict)
@@ -90,3 +96,9 @@ class Conversation:
         if words:
             self.loop.history.add_user(words, "user" if continued.message else "sandhog")
         return None
+
+    def _close(self, opened: OpenStep | None, why: str) -> None:
+        """Answer what an earlier owner left unanswered where nothing more can be found out about it."""
+        if opened is not None and self.answers is not None:
+            self.loop.spend.calls += len(opened.missing)
+            self.loop.history.add_answers(self.answers.close(opened, why))

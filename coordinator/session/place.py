@@ -220,7 +220,9 @@ class SessionPlace:
         if not is_done:
             await self._keep_seen()
         await self._cluster.ownership.disown(self._session)
-        if await placement.withdraw(self._session, node.node if node else None, away_s=away_s):
+        # An earlier owner may have died between a place on another node and giving back the one before it.
+        only = node.node if node is not None and self._generation == 1 else None
+        if await placement.withdraw(self._session, only, away_s=away_s):
             try:
                 await store.withdraw_grants(self._session, steps.granted)
                 await store.forget_calls(steps.keys)

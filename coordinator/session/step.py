@@ -88,7 +88,7 @@ class StepRunner:
             why = str(exc) or "the session was broken off"
             for call in calls:
                 if call.index not in answers:
-                    self.record(step, _left(call, why, has_begun=call.index in self._begun), answers)
+                    self.record(step, left(call, why, has_begun=call.index in self._begun), answers)
             raise
         in_order = [answers[call.index] for call in calls]
         fitted = within_step(in_order, self.budgets.step_bytes)
@@ -137,7 +137,7 @@ class StepRunner:
         """
         answers: dict[int, Answered] = {}
         for call in calls:
-            self.record(step, refused(call) if call.refusal else _left(call, why, has_begun=False), answers)
+            self.record(step, refused(call) if call.refusal else left(call, why, has_begun=False), answers)
         return [answers[call.index].content for call in calls]
 
     async def _run_stretch(
@@ -283,7 +283,7 @@ def _denied(call: PlannedCall, reason: str) -> Answered:
     return Answered(call, ToolResult.failure(ErrorCode.PERMISSION_DENIED, f"{call.name} was not run: {reason}"))
 
 
-def _left(call: PlannedCall, why: str, *, has_begun: bool) -> Answered:
+def left(call: PlannedCall, why: str, *, has_begun: bool) -> Answered:
     """Return the answer of a call whose outcome nobody waits for any more."""
     if has_begun:
         return Answered(call, ToolResult.failure(ErrorCode.OUTCOME_UNKNOWN, f"{call.name} may have run: {why}."))

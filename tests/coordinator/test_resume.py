@@ -14,7 +14,7 @@ import redis
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.errors import ConfigError, TranscriptError
+from coordinator.errors import ConfigError, NoBox, TranscriptError
 from coordinator.session.approvals import Always, Decided
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.catching_up import TAKEOVER
@@ -37,7 +37,7 @@ from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
 from worker.contract import keys
 from worker.contract.approvals import ApprovalRequest
 from worker.contract.extras import ENV_FILE, BoxExtras
-from worker.contract.orders import Policy, WorkspaceMode
+from worker.contract.orders import BoxOrder, NodeLife, Policy, PrepareOutcome, WorkspaceMode
 
 KEY = "sk-test-0123456789abcdef0123456789abcdef"
 TODOS = {"todos": [{"content": "mend it", "status": "in_progress"}]}
@@ -191,6 +191,38 @@ def check_whole(events: list[Event]) -> None:
     started = {(event.step, event.index) for event in events if isinstance(event, CallStarted)}
     assert started <= set(answered)
     assert isinstance(events[-1], SessionEnded)
+
+
+class NoRoom(OneNode):
+    """Has room for nobody."""
+
+    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
+        raise NoBox("the engine does not answer")
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_calls_that_nobody_can_ask_about_any_more_have_their_answers(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, is_cancelled: bool
+) -> None:
+    whole = await play(cluster, model, wanted(tmp_path))
+    session_dir = Path(whole.transcript).parent
+    cut_behind(session_dir, "call_started")
+    (session_dir / "work").mkdir()
+    before = events_of(cluster, whole.session_id)
+    (begun,) = begun_in(before)
+    runner = await go_on(Cluster(**{**vars(cluster), "placement": NoRoom()}), model, whole.session_id)
+    cancelled = asyncio.Event()
+    if is_cancelled:
+        cancelled.set()
+    result = await runner.run(cancelled)
+
+    assert result.status == ("cancelled" if is_cancelled else "failed"), result
+    events = events_of(cluster, whole.session_id)
+    check_whole(events)
+    validate(rebuild(read_session(session_dir).entries).history.messages)
+    told = {f"{one.step}.{one.index}": one for one in events[len(before) :] if isinstance(one, CallFinished)}
+    assert told[begun].error_code == "OUTCOME_UNKNOWN"
+    assert {one.error_code for place, one in told.items() if place != begun} <= {"CANCELLED"}
 
 
 async def test_what_the_model_gets_is_what_it_would_have_got(
