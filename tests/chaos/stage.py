@@ -25,6 +25,8 @@ from tests.chaos.parts import CoordinatorPart, RedisServer, Worker, until
 
 AGENT_UID = 54_321
 LOOK_S = 0.1
+MOST_HITS = 2
+"""A session whose box was killed so often without an answer in between is left alone: a start is not tried for ever."""
 JUST_S = 0.02
 """An answer that comes this soon after a fault was on its way before it."""
 
@@ -96,6 +98,7 @@ class ChaosStage:
         self._live: dict[str, str] = {}
         self._nodes: dict[str, str] = {}
         self._waits: list[Wait] = []
+        self._hits: Counter[str] = Counter()
         self._returns: list[tuple[Worker, frozenset[str], float]] = []
         self._begun = 0
         self._stop = threading.Event()
@@ -126,9 +129,14 @@ class ChaosStage:
             return Harm(frozenset(self._live), time.monotonic(), is_any=True)
 
     def any_box(self, rng: random.Random) -> BoxSeen | None:
-        """Return the box of a session."""
-        boxes = self._boxes()
-        return rng.choice(boxes) if boxes else None
+        """Return the box of a session, to be hurt."""
+        boxes = [box for box in self._boxes() if self._hits[box.project] < MOST_HITS]
+        if not boxes:
+            return None
+        box = rng.choice(boxes)
+        with self._lock:
+            self._hits[box.project] += 1
+        return box
 
     def kill_box(self, box: BoxSeen) -> bool:
         """Kill a container; whether it was there."""
@@ -286,6 +294,7 @@ class ChaosStage:
                     self._over(project)
 
     def _answered(self, project: str, at: float) -> None:
+        self._hits.pop(project, None)
         for wait in self._waits:
             if project in wait.open and at > wait.harm.at + JUST_S:
                 self.recoveries.setdefault(wait.kind, []).append(at - wait.harm.at)
