@@ -34,6 +34,7 @@ COMMANDS = {
     "drain": "coordinator.commands.drain",
     "token": "coordinator.commands.token",
     "config": "coordinator.commands.config",
+    "doctor": "coordinator.commands.doctor",
     "wait": "coordinator.commands.wait",
 }
 """Each module has one command in its `app`. What is heavy to import is imported by the function that needs it."""

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from worker.apply import apply_result
+from worker.contract.findings import FINDINGS
 from worker.contract.setting_rows import ROWS, rows_of
 from worker.contract.settings_file import SettingsWrong, read
+from worker.doctor import look
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
 from worker.wiring import run_node
@@ -44,6 +46,17 @@ def config(bare: Annotated[bool, typer.Option(help="only what there is, at its d
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
     print(ROWS.dump_json(rows).decode())
+
+
+@cli.command()
+def doctor(image: Annotated[str, typer.Option(help="image of the box that is tried")]) -> None:
+    """Look at this machine, and print what is found as JSON."""
+    try:
+        settings = read(NodeSettings)
+    except SettingsWrong as exc:
+        print(f"sandhog worker: {exc}", file=sys.stderr)
+        raise typer.Exit(2) from exc
+    print(FINDINGS.dump_json(list(look(settings, image))).decode())
 
 
 @cli.command()

@@ -34,6 +34,7 @@ from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
 from worker.machine import build
+from worker.marking import Marking
 from worker.mcp.entry import Mcp
 from worker.node import Lease, is_owner_gone, watch_owner
 from worker.observed import canary_of, scraped
@@ -120,6 +121,8 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     end.takes(boxes, own, mcp)
     lease.start()
     machine.upkeep.add("lanes", lanes.look)
+    if settings.owner_fd is None:
+        machine.upkeep.add("mark", Marking(client, settings.state_dir, settings.node, life.incarnation).write)
     machine.upkeep.start()
     canary.start()
 

@@ -17,3 +17,8 @@ COPY_DIR, DISK_FILE = "work", "disk.img"
 def has_private_copy(session_dir: Path) -> bool:
     """Return whether a session's private copy is there."""
     return (session_dir / COPY_DIR).is_dir() or (session_dir / DISK_FILE).is_file()
+
+
+def node_mark(state_dir: Path, node: str) -> Path:
+    """Return the file by which a node shows that it sees this very volume, see `worker.contract.marks`."""
+    return state_dir / "nodes" / f"{node}.json"

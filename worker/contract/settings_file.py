@@ -126,12 +126,12 @@ def settings_file(environment: Mapping[str, str]) -> Path | None:
     if named is not None:
         # Empty: none shall be read, also where one lies at a usual place.
         path = Path(named).expanduser()
-        if named and not path.is_file():
+        if named and not _is_file(path):
             raise SettingsWrong(f"{FILE_VARIABLE}: there is no file {named}. Write it, or unset the variable.")
         return path.absolute() if named else None
     home = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     for path in (Path(home) / "sandhog" / "config.toml", SYSTEM_FILE):
-        if path.is_file():
+        if _is_file(path):
             return path
     return None
 
@@ -185,6 +185,14 @@ def is_hidden(field: FieldInfo) -> bool:
     return any(isinstance(mark, Hidden) for mark in field.metadata)
 
 
+def password_of(text: str) -> str | None:
+    """Return the password in a URL; None where there is none."""
+    try:
+        return urlsplit(text).password
+    except ValueError:
+        return None
+
+
 def without_password(text: str) -> str:
     """Return a text in which a URL's password is masked."""
     try:
@@ -201,6 +209,14 @@ def near(word: str, known: Iterator[str] | list[str]) -> str:
     """Return a hint at a known word that is nearly this one, else an empty text."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A place that this user may not look at has nothing for them.
+        return False
 
 
 def _unknown(model: type[FileSettings], tables: Mapping[str, Any]) -> Iterator[str]:
