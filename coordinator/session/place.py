@@ -4,6 +4,7 @@ A session that goes on with a new owner asks for the node that has its box, and 
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -36,6 +37,7 @@ _RECORDS = TypeAdapter(dict[str, str])
 
 SEAT_REDIS_S = 60.0
 """How long a session that has not begun waits for Redis."""
+COMFORT_S = 2.0
 SEEN_FILE = "seen.json"
 """In the session's directory, for its owner only: its read metadata, while nobody has the session."""
 
@@ -217,9 +219,12 @@ class SessionPlace:
                 keep_workspace=self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done),
                 away_s=away_s,
             )
-        if not is_done:
-            await self._keep_seen()
-        await self._cluster.ownership.disown(self._session)
+        # A Redis that says nothing must not hold up the end: both are for comfort.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(COMFORT_S):
+                await self._cluster.ownership.disown(self._session)
+                if not is_done:
+                    await self._keep_seen()
         # An earlier owner may have died between a place on another node and giving back the one before it.
         only = node.node if node is not None and self._generation == 1 else None
         if await placement.withdraw(self._session, only, away_s=away_s):
