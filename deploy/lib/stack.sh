@@ -56,6 +56,10 @@ ensure_secrets() {
     fi
     keep_secret api_token "${SANDHOG_API_TOKEN:-$(random_secret)}" "$COORDINATOR_UID"
     keep_secret openai_api_key "${OPENAI_API_KEY:-}" "$COORDINATOR_UID"
+    # One token, two readers: whoever serves metrics, and Prometheus (its image's user is 65534, Grafana's 472).
+    keep_secret metrics_token "$(random_secret)" "$COORDINATOR_UID"
+    keep_secret prometheus_metrics_token "$(cat "$SANDHOG_SECRETS/metrics_token")" 65534
+    keep_secret grafana_password "$(random_secret)" 472
     if [ -n "$2" ]; then ensure_certificate; fi
 }
 
@@ -69,7 +73,7 @@ redis_users() {
     # A worker reads a human's yes and uses it up; it cannot write one.
     printf 'user worker on %s resetchannels &* %s' "$(hash "$2")" "$everyday"
     local keys
-    for keys in 'lease:*' 'node:*' nodes 'places:*' 'lanes:*' 'session:*' 'progress:*' 'claim:*' 'seen:*' 'path:*' 'breaker:*' 'reply:*' 'w:*'; do
+    for keys in 'lease:*' 'node:*' nodes drained 'places:*' 'lanes:*' 'session:*' 'progress:*' 'claim:*' 'seen:*' 'path:*' 'breaker:*' 'reply:*' 'w:*'; do
         printf ' ~sandhog:%s' "$keys"
     done
     printf ' ~w.* ~_kombu* ~unacked* ~*.celery.pidbox (+getdel ~sandhog:grant:*)\n'
