@@ -123,6 +123,18 @@ class Images:
         made_of = (config.get("Labels") or {}).get(MADE_OF_LABEL) if is_made else None
         return Image(found["Id"], _parse_env(config.get("Env") or []), made_of or found["Id"])
 
+    def names(self, most: int = 200) -> tuple[str, ...]:
+        """References of the images on the engine, as many as may be told.
+
+        Raises:
+            EngineUnavailable.
+        """
+        with translated("images"):
+            found: list[dict[str, Any]] = self._client.images()
+        return tuple(
+            sorted({tag for one in found for tag in one.get("RepoTags") or () if tag != "<none>:<none>"})[:most]
+        )
+
     def seen_lately(self, ref: str) -> Image | None:
         """As `find`, but what was found a moment ago is not asked for again.
 

@@ -122,7 +122,7 @@ class WarmPool:
         self._clock = clock
         self._kinds: dict[str, _Kind] = {}
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._is_closed = self._is_held = False
         self._wake = threading.Event()
         self._starters = ThreadPoolExecutor(settings.refills, thread_name_prefix="pool-start")
         self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
@@ -193,6 +193,17 @@ class WarmPool:
             kinds = self._kinds.values() if key is None else [self._kinds[key]] if key in self._kinds else []
             return sum(len(kind.idle) for kind in kinds)
 
+    def images(self) -> tuple[str, ...]:
+        """The images of which boxes stand ready."""
+        with self._lock:
+            kinds = [kind for kind in self._kinds.values() if kind.idle and kind.template is not None]
+            return tuple(sorted({kind.template.image for kind in kinds if kind.template is not None}))
+
+    def hold(self, is_held: bool) -> None:
+        """Keep no boxes ready, or as many as before."""
+        self._is_held = is_held
+        self._wake.set()
+
     def close(self) -> None:
         """End all warm boxes; starts under way are waited for."""
         with self._lock:
@@ -246,7 +257,7 @@ class WarmPool:
         """How many of a kind should stand ready: as many as were wanted lately, within the bounds."""
         while kind.wanted and now - kind.wanted[0] > self._settings.demand_s:
             kind.wanted.popleft()
-        if kind.wants < self._settings.least_wants:
+        if self._is_held or kind.wants < self._settings.least_wants:
             return 0
         low, high = self._settings.min_idle, max(self._settings.min_idle, self._settings.max_idle)
         return min(high, max(low, len(kind.wanted)))

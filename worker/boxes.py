@@ -43,6 +43,8 @@ KEPT_FINISHED = 10_000
 RENEW_S = 60.0
 """How often the record of a box that is used gets a later expiry."""
 IDLE_S = 900.0
+DRAINED_IDLE_S = 30.0
+"""The same on a node that an operator drains."""
 
 
 class Boxes:
@@ -95,7 +97,7 @@ class Boxes:
         self._checked_boxes: dict[str, Box] = {}
         """Boxes in which checks run, whose seats are locked."""
         self._guard = threading.Lock()
-        self._is_closed = False
+        self._is_closed = self._is_drained = False
 
     def adopt(self) -> list[str]:
         """Take over the boxes that an earlier life of this node left running; return their sessions' ids."""
@@ -154,6 +156,16 @@ class Boxes:
             self._go_on(seat, seat.box, order)
             return seat.box
 
+    def warm_images(self) -> tuple[str, ...]:
+        """Return the images of which boxes stand ready."""
+        return self._warm.images() if self._warm is not None else ()
+
+    def drain(self, is_drained: bool) -> None:
+        """Let idle boxes end soon and keep none ready, or go back to what the settings say."""
+        self._is_drained = is_drained
+        if self._warm is not None:
+            self._warm.hold(is_drained)
+
     def bounds(self, order: BoxOrder) -> dict[str, str]:
         """Return how each writable place of the order's box is bounded, and to what."""
         return self._specs.bounds(order)
@@ -189,6 +201,7 @@ class Boxes:
                 continue
             try:
                 idle_s = seat.idle_s or self._idle_s
+                idle_s = min(idle_s, DRAINED_IDLE_S) if self._is_drained else idle_s
                 if seat.box is None or min(seat.box.idle_s, time.monotonic() - seat.used_at) < idle_s:
                     continue
                 kept = f" {OUTPUT_NOTE}" if seat.keep_output(self._spills) else ""

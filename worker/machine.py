@@ -19,6 +19,7 @@ from sandbox.spec import MIB
 from worker.boxes import Boxes
 from worker.disk import DiskWatch
 from worker.errors import NodeMisconfigured
+from worker.facts import Facts
 from worker.kept import KeptCopies
 from worker.own_disk import IMAGE, OwnDisks
 from worker.places import Places
@@ -47,6 +48,7 @@ class Machine:
     """Lets all boxes stand still."""
     on_return: Callable[[], None]
     """Lets those go on that are still ours."""
+    facts: Facts
 
 
 def build(settings: NodeSettings, client: redis.Redis) -> Machine:
@@ -96,7 +98,8 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
         "guest folders": folders.tend,
         "kept copies": kept.sweep,
     }
-    return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all)
+    facts = Facts(settings, boxes, engine.images.names, engine.machine.cpus)
+    return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all, facts)
 
 
 def _egress(settings: NodeSettings) -> EgressSettings:

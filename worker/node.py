@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import redis
 
@@ -19,14 +20,14 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 1.0
 RENEW = """
--- KEYS: lease, description, nodes. ARGV: incarnation, node, description, lease_ms, description_ttl_s, force.
--- Returns 1, or 0 when another life of the node holds the lease (unless forced).
+-- KEYS: lease, description, nodes, drained. ARGV: incarnation, node, description, lease_ms, description_ttl_s, force.
+-- Returns 1, or 2 when an operator drains the node, or 0 when another life of it holds the lease (unless forced).
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] and ARGV[6] ~= '1' then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[4])
 redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[5])
 redis.call('SADD', KEYS[3], ARGV[2])
-return 1
+return 1 + redis.call('SISMEMBER', KEYS[4], ARGV[2])
 """
 RELEASE = """
 -- KEYS: lease, description, nodes. ARGV: incarnation, node. Takes back what is this life's, nothing of a later one.
@@ -50,13 +51,18 @@ class Lease:
         on_lapse: Callable[[], None] = lambda: None,
         on_return: Callable[[], None] = lambda: None,
         on_renewed: Callable[[], None] = lambda: None,
+        on_drained: Callable[[bool], None] = lambda is_drained: None,
     ) -> None:
         """`on_lapse` is called once the lease has not been renewed for the life's `freeze_s`: soon another node may
-        start boxes on these workspaces. `on_return` is called when it is again, and `on_renewed` each time."""
+        start boxes on these workspaces. `on_return` is called when it is again, and `on_renewed` each time.
+        `on_drained` is told when an operator drains the node, and when that is undone."""
         self._life = life
+        self._told = threading.Lock()
         self._on_lapse = on_lapse
         self._on_return = on_return
         self._on_renewed = on_renewed
+        self._on_drained = on_drained
+        self._is_drained = False
         self._freeze_s = life.freeze_s
         self._renewed_at = time.monotonic()
         self._renew = client.register_script(RENEW)
@@ -81,11 +87,16 @@ class Lease:
 
     def drain(self) -> None:
         """Say that nothing new is taken; what runs goes on under the lease. Idempotent."""
-        self._life = self._life.model_copy(update={"state": "draining"})
+        self.describe(state="draining")
         try:
             self._write()
         except redis.RedisError as exc:
             log.warning("draining is told with the next renewal", extra={"error": str(exc)})
+
+    def describe(self, **facts: Any) -> None:
+        """Tell these facts of the node from the next renewal on."""
+        with self._told:
+            self._life = self._life.model_copy(update=facts)
 
     def stop(self) -> None:
         """Stop renewing: the lease lapses, and the node's next life is waited for."""
@@ -132,7 +143,12 @@ class Lease:
         life = self._life
         told = life.model_dump_json()
         arguments = [life.incarnation, life.node, told, str(keys.LEASE_MS), str(keys.NODE_TTL_S), str(int(force))]
-        return bool(self._renew(keys=self._keys, args=arguments))
+        held = int(self._renew(keys=[*self._keys, keys.DRAINED], args=arguments))
+        if held and (held == 2) != self._is_drained:
+            self._is_drained = held == 2
+            log.warning("the node is drained" if self._is_drained else "the node is drained no more")
+            self._on_drained(self._is_drained)
+        return bool(held)
 
 
 def watch_owner(owner_fd: int, on_end: Callable[[], None]) -> threading.Thread:

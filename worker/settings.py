@@ -36,6 +36,8 @@ class NodeSettings(FileSettings):
     """Root of the shared volume: the same absolute path on every coordinator and node."""
     node: str = Field(default="node", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     """The node's name; of all workers that share a Redis only one may carry it."""
+    labels: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_./-]*=[^,\s]*(,|$))*$", max_length=2000)
+    """Names and values that sessions may be pinned to: `zone=a,gpu=no`."""
     node_dir: Path | None = None
     """The node's own directory for records of its boxes and guest folders; default: `<state_dir>/nodes/<node>`."""
     places: int = Field(default=8, ge=1)
@@ -155,6 +157,12 @@ class NodeSettings(FileSettings):
     def tool_paths(self) -> list[str]:
         """Where own tools are loaded from."""
         return [path for path in self.tools.split(":") if path]
+
+    @property
+    def label_map(self) -> dict[str, str]:
+        """The labels by name."""
+        pairs = [pair.partition("=") for pair in self.labels.split(",") if pair]
+        return {name: value for name, _, value in pairs}
 
     @property
     def scratch_dir(self) -> Path:

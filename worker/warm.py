@@ -101,6 +101,14 @@ class WarmBoxes:
         """End a warm box if the node has no room for one more."""
         self._pool.make_room()
 
+    def images(self) -> tuple[str, ...]:
+        """The images of which boxes stand ready."""
+        return self._pool.images()
+
+    def hold(self, is_held: bool) -> None:
+        """Keep no boxes ready, or as many as before."""
+        self._pool.hold(is_held)
+
     def idle(self) -> int:
         """How many boxes stand ready."""
         return self._pool.idle()

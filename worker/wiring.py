@@ -18,6 +18,7 @@ from celery.signals import worker_ready, worker_shutting_down
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from sandbox.errors import SandboxError
 from tools.loading import LoadedTools, ToolsUnusable, load_tools
 from worker import tasks
 from worker.anew import Anew
@@ -33,7 +34,7 @@ from worker.gates.lane import LaneGate
 from worker.gates.lock import LockGate, ReadMetadata
 from worker.gates.permission import PermissionGate
 from worker.gates.run import RunGate
-from worker.machine import build
+from worker.machine import Machine, build
 from worker.marking import Marking
 from worker.mcp.entry import Mcp
 from worker.node import Lease, is_owner_gone, watch_owner
@@ -90,6 +91,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         lanes=settings.lane_count,
         pid=os.getpid(),
         freeze_s=settings.freeze_s,
+        **_first_facts(machine),
         tools=loaded.digest,
     )
     own = _own_tools(settings, loaded)
@@ -98,7 +100,14 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         if settings.alive_file is not None and canary.is_well:
             settings.alive_file.touch()
 
-    lease = Lease(client, life, on_lapse=machine.on_lapse, on_return=machine.on_return, on_renewed=show_alive)
+    lease = Lease(
+        client,
+        life,
+        on_lapse=machine.on_lapse,
+        on_return=machine.on_return,
+        on_renewed=show_alive,
+        on_drained=boxes.drain,
+    )
     lanes = LaneGate(settings.lane_count, lambda: anew.begin())
     anew = Anew(lease.drain, lambda: lanes.running, own.close)
     mcp = Mcp(boxes, settings.scratch_dir, deny=settings.egress_deny)
@@ -123,6 +132,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     machine.upkeep.add("lanes", lanes.look)
     if settings.owner_fd is None:
         machine.upkeep.add("mark", Marking(client, settings.state_dir, settings.node, life.incarnation).write)
+    machine.upkeep.add("facts", lambda: lease.describe(**machine.facts()))
     machine.upkeep.start()
     canary.start()
 
@@ -149,6 +159,13 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         machine.upkeep.close()
         lease.close()
         end.close()
+
+
+def _first_facts(machine: Machine) -> dict[str, Any]:
+    try:
+        return machine.facts()
+    except (SandboxError, OSError) as exc:
+        raise NodeMisconfigured(str(exc)) from exc
 
 
 def _load_tools(settings: NodeSettings) -> LoadedTools:

@@ -26,9 +26,11 @@ class NodeView(BaseModel):
     node: str
     is_alive: bool
     state: str
-    """ready or draining."""
+    """ready; drained by an operator: it gets no new sessions; or draining: it ends."""
     places: int
     """Room for boxes."""
+    taken: int
+    """Boxes that have their place."""
     lanes: int
     """Calls at once."""
     labels: dict[str, str]
@@ -79,9 +81,9 @@ async def nodes(service: Service, asker: Asker) -> Nodes:
             NodeView(
                 node=view.life.node,
                 is_alive=view.is_leased,
-                state=view.life.state,
-                places=view.life.places,
-                lanes=view.life.lanes,
+                state=view.state,
+                taken=view.taken,
+                **view.life.model_dump(include=NodeView.model_fields.keys() - {"node", "state"}),
             )
             for view in views
         ]

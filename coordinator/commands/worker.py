@@ -28,6 +28,9 @@ def worker(
     lanes: Annotated[
         int | None, typer.Option(min=1, help="Calls that run at once (SANDHOG_LANES).", show_default="4 a place")
     ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="What sessions may be pinned to: zone=a,gpu=no (SANDHOG_LABELS).")
+    ] = None,
     tools: Annotated[
         list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
     ] = None,
@@ -43,6 +46,7 @@ def worker(
         "SANDHOG_NODE": node,
         "SANDHOG_PLACES": places,
         "SANDHOG_LANES": lanes,
+        "SANDHOG_LABELS": labels,
         "SANDHOG_TOOLS": ":".join(str(path.expanduser().absolute()) for path in tools) if tools else None,
     }
     environment = {**os.environ, **{name: str(value) for name, value in given.items() if value is not None}}

@@ -299,7 +299,6 @@ class NodeLife(Contract):
     """Images of which it has boxes ready that nobody has used."""
     profiles: tuple[str, ...] = ()
     """Names of the profiles that it knows; none from a node that does not say."""
-    runtimes: tuple[str, ...] = ()
     cpus: int = 0
     memory_bytes: int = 0
     """Of its machine."""
