@@ -32,8 +32,9 @@ log = logging.getLogger(__name__)
 
 SENDERS = 4
 
-EXPIRES_S = 600 + 2 * keys.OUTAGE_S
-"""Removes rubbish only: longer than any call's deadline. That a late call does not run is the fence's doing."""
+EXPIRES_S = 86_400
+"""Removes rubbish only: far longer than any call's deadline, since two machines' clocks may be hours apart. That a late
+call does not run is the fence's doing."""
 
 
 class Dispatcher:
@@ -45,6 +46,8 @@ class Dispatcher:
     def __init__(self, app: Celery, coordinator: str) -> None:
         self._app = app
         self._reply_to = coordinator
+        # Made here, by one thread: two that meet in making it shrink connections that are in use, and that fails.
+        self._producers = app.amqp.producer_pool
         self._threads = ThreadPoolExecutor(SENDERS, thread_name_prefix="dispatch")
 
     def close(self) -> None:

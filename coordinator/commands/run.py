@@ -42,6 +42,7 @@ def run(
     keep: run_flags.Keep = False,
     image: run_flags.Image = None,
     profile: run_flags.Profile = None,
+    pin: run_flags.Pin = None,
     model: run_flags.Model = None,
     policy: run_flags.PolicyName = None,
     policy_file: run_flags.PolicyFile = None,
@@ -116,6 +117,7 @@ def run(
         keep="always" if keep else "unfinished",
         image=image or settings.image,
         profile=profile or settings.profile,
+        pins=run_flags.pins_of(pin or ()),
         limits=Limits(
             steps=max_steps,
             calls=max_calls,

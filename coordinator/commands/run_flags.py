@@ -1,11 +1,13 @@
 """The flags of `sandhog run` and its kin: what each is called, and what its help says."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coordinator.errors import ConfigError
 from worker.contract.orders import Policy
 
 
@@ -61,9 +63,22 @@ ProjectInstructions = Annotated[
     bool, typer.Option("--project-instructions/--no-project-instructions", help="Give the model what AGENTS.md says.")
 ]
 MaxTime = Annotated[float | None, typer.Option(min=0.001, help="Seconds at most; waiting for your yes does not count.")]
+Pin = Annotated[list[str] | None, typer.Option(help="NAME=VALUE: a label that the node must have; may be repeated.")]
 Tools = Annotated[
     list[Path] | None, typer.Option(help="File or directory of your own tools; may be repeated (SANDHOG_TOOLS).")
 ]
 McpConfig = Annotated[
     Path | None, typer.Option(help="MCP servers, in the usual JSON form (SANDHOG_MCP_CONFIG); see docs/mcp.md.")
 ]
+
+
+def pins_of(texts: Sequence[str]) -> dict[str, str]:
+    """Return the labels that `--pin` asks for.
+
+    Raises:
+        ConfigError: one is no NAME=VALUE.
+    """
+    wrong = next((text for text in texts if not text.partition("=")[0] or "=" not in text), None)
+    if wrong is not None:
+        raise ConfigError(f"--pin: {wrong!r} is no NAME=VALUE, such as zone=a.")
+    return dict((text.partition("=")[0], text.partition("=")[2]) for text in texts)
