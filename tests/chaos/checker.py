@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.errors import SandhogError
 from coordinator.session.events import CallFinished, ModelReplied, SessionEnded, SessionResumed, SessionStarted
 from coordinator.session.history import validate
-from coordinator.session.reading import read_session
+from coordinator.session.reading import read_session, segments
 from coordinator.session.rebuild import Rebuilt, rebuild
 
 TOKEN = re.compile(r"echo (t[0-9]+) >> log")
@@ -86,8 +86,12 @@ def check_sessions(state_dir: Path, projects: Path, may_fail: Sequence[str] = ()
 
 def _check_session(session_dir: Path, projects: Path, verdict: Verdict, may_fail: Sequence[str]) -> str:
     """Check one session; return its project."""
-    reading = read_session(session_dir)
     name = session_dir.name
+    if not segments(session_dir):
+        # Its coordinator died, or the disk was full, before its first event.
+        verdict.sessions["never began"] += 1
+        return f"no project of {name}"
+    reading = read_session(session_dir)
     events = [entry.event for entry in reading.entries if entry.event is not None]
     started = next((event for event in events if isinstance(event, SessionStarted)), None)
     if started is None:

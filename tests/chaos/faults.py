@@ -21,6 +21,7 @@ _P = TypeVar("_P", bound=Part)
 PAUSE_S = (0.3, 2.5)
 QUEUE_S = 1.0
 DISK_FULL_S = 0.5
+VOLUME_BYTES = 2 << 30
 GONE_S = 150.0
 
 
@@ -212,7 +213,8 @@ def disk_full(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     used = stage.volume_used_bytes()
     if used is None:
         return None
-    stage.resize_volume(used)
+    if not stage.resize_volume(used):
+        return None
     time.sleep(DISK_FULL_S)
     stage.resize_volume(None)
     return Harm()
@@ -263,5 +265,5 @@ def _pause(part: Part | None, rng: random.Random, most_s: float = PAUSE_S[1]) ->
 
 def mount_volume(path: str) -> bool:
     """Mount a file system of its own for the shared volume; whether that was possible."""
-    argv = ["mount", "-t", "tmpfs", "-o", "size=2g,mode=755", "tmpfs", path]
+    argv = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES},mode=755", "tmpfs", path]
     return subprocess.run(argv, capture_output=True, check=False).returncode == 0

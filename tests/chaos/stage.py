@@ -19,7 +19,7 @@ from docker.errors import APIError
 
 from coordinator.endpoint.scripted import ScriptedEndpoint
 from tests.chaos.checker import redis_leftovers
-from tests.chaos.faults import Harm, mount_volume
+from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
 from tests.chaos.model import ChaosModel
 from tests.chaos.parts import CoordinatorPart, RedisServer, Worker, until
 
@@ -166,10 +166,11 @@ class ChaosStage:
         stat = os.statvfs(self.directory / "sessions")
         return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 
-    def resize_volume(self, size: int | None) -> None:
-        """Give the shared volume a size; None is its first one."""
-        option = f"remount,size={size or 2 << 30}"
-        subprocess.run(["mount", "-o", option, str(self.directory / "sessions")], check=True, capture_output=True)
+    def resize_volume(self, size: int | None) -> bool:
+        """Give the shared volume a size, None for its first one; return whether it has it, and is not fuller already."""
+        option = f"remount,size={size or VOLUME_BYTES}"
+        argv = ["mount", "-o", option, str(self.directory / "sessions")]
+        return subprocess.run(argv, check=False, capture_output=True).returncode == 0
 
     # What the run does.
 
