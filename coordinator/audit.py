@@ -22,7 +22,9 @@ MAX_BYTES = 64 * 1024 * 1024
 """A log of this size is put aside under the next number, and another one begun."""
 MAX_DETAIL_CHARS = 2_000
 
-Action = Literal["login", "login_refused", "logout", "allow", "deny", "cancel", "drain", "undrain"]
+Action = Literal[
+    "login", "login_refused", "logout", "allow", "deny", "cancel", "drain", "undrain", "request", "call_denied"
+]
 
 
 class AuditLine(BaseModel):
@@ -36,7 +38,7 @@ class AuditLine(BaseModel):
     address: str
     """Where the request came from, as the server saw it."""
     via: str
-    """`page` or `api`."""
+    """`page`, `api`, or `session` for what no person did."""
     action: str
     session: str = ""
     """The session that it was about; "" for none."""

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from coordinator.errors import ConfigError
 from coordinator.session.bounds import BUDGETS, Budgets
+from worker.contract.logs import LogForm, LogLevel
 from worker.contract.orders import DEFAULT_PROFILE
 from worker.contract.settings_file import FileSettings, Hidden, In, SettingsWrong, read
 
@@ -37,6 +38,10 @@ class Settings(FileSettings):
 
     metrics_token: Annotated[SecretStr | None, In("cluster"), Hidden()] = None
     """What Prometheus must carry as bearer token."""
+    log: Annotated[LogForm, In("cluster")] = "text"
+    """How `sandhog serve` and workers log to stderr: text for people, or json, one object a line."""
+    log_level: Annotated[LogLevel, In("cluster")] = "warning"
+    """From which level on."""
 
     @field_validator("state_dir")
     @classmethod

@@ -1,6 +1,5 @@
 """`python -m worker`: what is done on a node itself, as a process of its own."""
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -29,9 +28,10 @@ cli = typer.Typer(
 @cli.command()
 def run() -> None:
     """Run a node; its settings are `SANDHOG_*` variables and the settings file."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        run_node(read(NodeSettings))
+        settings = read(NodeSettings)
+        begin_logs(settings.log, settings.log_level, settings.secret_values)
+        run_node(settings)
     except (NodeMisconfigured, SettingsWrong) as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc

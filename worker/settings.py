@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from sandbox.profiles import Profile
 from tools.base import ErrorCode
 from worker.contract.breaker import BreakerSettings
+from worker.contract.logs import LogForm, LogLevel
 from worker.contract.places import own_tools_dir
 from worker.contract.settings_file import FileSettings, Hidden, In, NotInFile
 from worker.own_wire import OWN_LIMITS, OwnLimits
@@ -46,6 +47,10 @@ class NodeSettings(FileSettings):
     """Worker threads for calls; default: four a place."""
     metrics_token: Annotated[SecretStr | None, In("cluster"), Hidden()] = None
     """What Prometheus must carry as bearer token."""
+    log: Annotated[LogForm, In("cluster")] = "text"
+    """How `sandhog serve` and workers log to stderr: text for people, or json, one object a line."""
+    log_level: Annotated[LogLevel, In("cluster")] = "warning"
+    """From which level on."""
     dead_man_s: int = Field(default=120, ge=10)
     """A box ends itself when its node has been silent this long."""
     freeze_s: float = Field(default=45.0, ge=1)
@@ -142,6 +147,15 @@ class NodeSettings(FileSettings):
             if unknown:
                 raise ValueError(f"counts_as_fault: there is no error code {', '.join(unknown)}")
         return breaker
+
+    @property
+    def secret_values(self) -> list[str]:
+        """Values that must not be shown in a log; the password of Redis is masked by its shape."""
+        logins = [
+            login for given in self.registries.values() for login in (given if isinstance(given, tuple) else (given,))
+        ]
+        hidden = [login.password for login in logins] + ([self.metrics_token] if self.metrics_token else [])
+        return [secret.get_secret_value() for secret in hidden]
 
     @property
     def spill_bounds(self) -> SpillBounds:

@@ -3,12 +3,15 @@
 from fastapi import FastAPI
 
 from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls
+from coordinator.api.audited import Audited
 from coordinator.api.auth import Authenticated
 from coordinator.api.bounds import Bounds
 from coordinator.api.metrics import metrics_router
+from coordinator.audit import AuditLog
 from coordinator.metrics.served import ServedMetrics
 from coordinator.page import app as page
 from coordinator.service.box_canary import BoxCanary
+from coordinator.service.denials import denials_to
 from coordinator.service.serve_settings import ServeSettings
 from coordinator.service.sessions import Sessions
 from coordinator.service.tokens import Tokens
@@ -36,7 +39,10 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings, canar
     app.include_router(metrics_router(ServedMetrics(service, canary), scrape_token))
     errors.install(app)
     page.install(app, service, tokens)
+    audit = AuditLog(service.cluster.state_dir)
+    service.floor.watchers.append(denials_to(audit))
     # The one added last is asked first.
+    app.add_middleware(Audited, log=audit)
     app.add_middleware(Authenticated, tokens=tokens)
     app.add_middleware(
         Bounds,

@@ -34,6 +34,7 @@ from coordinator.session.model_table import read_model_table
 from coordinator.session.request import LOCAL
 from coordinator.settings import Settings, read_settings
 from coordinator.wiring import open_cluster
+from worker.contract.logs import begin_logs
 
 CLOSE_S = 5
 """How long open connections may still take once nothing runs any more."""
@@ -66,6 +67,8 @@ def run_server(serving: Serving) -> None:
         SandhogError: it cannot begin, or its cluster is gone.
     """
     settings, serve_settings = read_settings(), read_serve_settings()
+    secrets = [one.get_secret_value() for one in (serve_settings.api_token, serve_settings.metrics_token) if one]
+    begin_logs(settings.log, settings.log_level, [*secrets, os.environ.get("OPENAI_API_KEY", "")])
     first = serve_settings.api_token
     tokens = Tokens(settings.state_dir, first.get_secret_value() if first is not None else None)
     if tokens.is_empty:

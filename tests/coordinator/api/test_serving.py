@@ -1,4 +1,6 @@
+import logging
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,15 @@ from coordinator.commands.serving import Serving, run_server
 from coordinator.errors import ConfigError
 from coordinator.service.line import Line
 from coordinator.service.tokens import Tokens
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture
