@@ -167,7 +167,7 @@ class ChaosStage:
         return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
 
     def resize_volume(self, size: int | None) -> bool:
-        """Give the shared volume a size, None for its first one; return whether it has it, and is not fuller already."""
+        """Give the shared volume a size, None for its first one; return whether it can have it."""
         option = f"remount,size={size or VOLUME_BYTES}"
         argv = ["mount", "-o", option, str(self.directory / "sessions")]
         return subprocess.run(argv, check=False, capture_output=True).returncode == 0
