@@ -9,6 +9,7 @@ import typer
 
 from worker.apply import apply_result
 from worker.contract.findings import FINDINGS
+from worker.contract.logs import begin_logs
 from worker.contract.setting_rows import ROWS, rows_of
 from worker.contract.settings_file import SettingsWrong, read
 from worker.doctor import look
