@@ -59,7 +59,7 @@ def code(page: Path) -> list[str]:
 
 
 def command_lines(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each `sandhog …` of the shell blocks, and of the prose where it has more words: as written, and its words."""
+    """Yield each `sandhog …` of shell blocks and prose: the line as written, and the words behind the name."""
     for block in blocks(page):
         if block.language in SHELL:
             for line in block.text.replace("\\\n", " ").splitlines():

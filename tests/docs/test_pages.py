@@ -31,7 +31,7 @@ def mistake_in(words: list[str]) -> str | None:
     command, rest = group, list(words)
     while hasattr(command, "get_command") and rest and not rest[0].startswith("-"):
         name = rest.pop(0)
-        if name in ("COMMAND", "·"):
+        if name in ("COMMAND", "…"):
             return None
         found = command.get_command(None, name)
         if found is None:
