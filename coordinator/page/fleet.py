@@ -24,8 +24,8 @@ class Node:
 
     @property
     def state(self) -> str:
-        """ready, draining or gone."""
-        return self.view.life.state if self.view.is_leased else "gone"
+        """ready, drained, draining or gone."""
+        return self.view.state if self.view.is_leased else "gone"
 
 
 @dataclass(frozen=True)

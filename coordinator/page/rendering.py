@@ -88,7 +88,7 @@ def _environment() -> Environment:
         count=lambda number: f"{number:,}",
         duration=duration,
         since=since,
-        money=lambda dollars: "" if dollars is None else f"${dollars:,.2f}" if dollars >= 1 else f"${dollars:.4f}",
+        money=lambda dollars: "" if dollars is None else f"${dollars:,.2f}" if dollars >= 0.1 else f"${dollars:.4f}",
         moment=lambda moment: "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         clock=lambda at_s: time.strftime("%H:%M:%S", time.gmtime(at_s)),
         address=address,

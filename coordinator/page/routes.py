@@ -2,9 +2,9 @@
 
 import math
 import secrets
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import APIRouter, Form, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from coordinator.api.auth import MAX_TOKEN_BYTES
@@ -104,6 +104,25 @@ async def fleet(request: Request, visitor: Seen, page: ThePage) -> Response:
     """Show what runs on what."""
     found = await fleet_for(page.sessions, visitor.principal)
     return rendering.page(_whole_or_part(request, "fleet"), request, fleet=found)
+
+
+@router.post("/nodes/{name}/{action}")
+async def drain(
+    request: Request,
+    visitor: Acting,
+    page: ThePage,
+    name: Annotated[str, Path(max_length=200)],
+    action: Literal["drain", "undrain"],
+) -> Response:
+    """Let a node have no new sessions, or some again."""
+    if not visitor.principal.allowance.is_operator:
+        raise Refused(Code.FORBIDDEN, "Only an operator may drain a node.")
+    store = page.sessions.cluster.store
+    if name not in [view.life.node for view in await store.nodes()]:
+        raise Refused(Code.NOT_FOUND, f"There is no node {name!r}.")
+    await keep_action(request, visitor, action, detail=name)
+    await store.drain_node(name, undo=action == "undrain")
+    return RedirectResponse("/fleet", 303)
 
 
 @router.get("/sessions")

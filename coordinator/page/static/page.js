@@ -13,9 +13,8 @@ function place(id, html, into) {
     return;
   }
   carryOver(old, made);
-  const focused = old.contains(document.activeElement) ? document.activeElement : null;
-  old.replaceWith(made);
-  if (focused && focused.id) focusAgain(focused);
+  if (made.isEqualNode(old)) return;
+  keepFocus(old, () => old.replaceWith(made));
 }
 
 function carryOver(old, made) {
@@ -29,8 +28,14 @@ function carryOver(old, made) {
   }
 }
 
-function focusAgain(focused) {
-  const same = document.getElementById(focused.id);
+// Changes a part; what had the focus in it, by its id or by its place below one, has it afterwards.
+function keepFocus(part, change) {
+  const focused = part.contains(document.activeElement) ? document.activeElement : null;
+  const home = focused && focused.closest("[id]");
+  const place = home ? [...home.querySelectorAll(focused.tagName)].indexOf(focused) : -1;
+  change();
+  const again = home && document.getElementById(home.id);
+  const same = again && (home === focused ? again : again.querySelectorAll(focused.tagName)[place]);
   if (!same) return;
   same.focus({ preventScroll: true });
   if (focused.selectionStart != null && same.setSelectionRange) {
@@ -64,9 +69,7 @@ async function refresh(part) {
   if (!answer.ok) return;
   const fresh = part.cloneNode(false);
   fresh.innerHTML = await answer.text();
-  const focused = part.contains(document.activeElement) ? document.activeElement : null;
-  part.replaceChildren(...fresh.childNodes);
-  if (focused && focused.id) focusAgain(focused);
+  keepFocus(part, () => part.replaceChildren(...fresh.childNodes));
 }
 
 for (const part of document.querySelectorAll("[data-refresh]")) {
@@ -80,7 +83,11 @@ if (main) {
   const blocks = document.getElementById("blocks");
   const source = new EventSource(main.dataset.stream);
   source.addEventListener("open", () => main.classList.remove("stale"));
-  source.addEventListener("error", () => main.classList.add("stale"));
+  source.addEventListener("error", () => {
+    main.classList.add("stale");
+    // Refused, not cut off: the login may have ended, and the page says what to do.
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 3000);
+  });
   source.addEventListener("part", (event) => {
     const part = JSON.parse(event.data);
     follow(() => place(part.id, part.html, part.id.startsWith("block-") ? blocks : null));

@@ -14,7 +14,7 @@ import httpx2
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
-from coordinator.service.records import SessionRecord, write_record
+from coordinator.service.records import RECORD, SessionRecord
 from coordinator.session.events import Event, SessionStarted
 from tests.conftest import without_server
 from tests.coordinator.api.conftest import FIRST_TOKEN, Served, Serves
@@ -114,19 +114,21 @@ def keep_session(
     *,
     principal: str = "local",
     labels: dict[str, str] | None = None,
+    age: timedelta | None = None,
 ) -> Path:
-    """Put a session on the volume; each event with the seconds since it began."""
+    """Put a session on the volume; each event with the seconds since it began. Without an age it is one of 2030."""
     directory = state_dir / "sessions" / session_id
     directory.mkdir(parents=True)
-    record = SessionRecord(session_id=session_id, principal=principal, created_at=BEGAN, labels=labels or {})
-    write_record(directory, record)
-    keep_events(directory / f"{session_id}.1.jsonl", events)
+    began = BEGAN if age is None else datetime.now(UTC) - age
+    record = SessionRecord(session_id=session_id, principal=principal, created_at=began, labels=labels or {})
+    (directory / RECORD).write_text(record.model_dump_json())
+    keep_events(directory / f"{session_id}.1.jsonl", events, began)
     return directory
 
 
-def keep_events(path: Path, events: Sequence[tuple[float, Event]]) -> None:
+def keep_events(path: Path, events: Sequence[tuple[float, Event]], began: datetime = BEGAN) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for seq, (at_s, event) in enumerate(events, 1):
-            at = (BEGAN + timedelta(seconds=at_s)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            at = (began + timedelta(seconds=at_s)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             file.write(json.dumps({"v": 1, "seq": seq, "at": at, **event.model_dump()}) + os.linesep)
