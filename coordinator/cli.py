@@ -35,6 +35,7 @@ COMMANDS = {
     "token": "coordinator.commands.token",
     "config": "coordinator.commands.config",
     "doctor": "coordinator.commands.doctor",
+    "gc": "coordinator.commands.gc",
     "wait": "coordinator.commands.wait",
 }
 """Each module has one command in its `app`. What is heavy to import is imported by the function that needs it."""

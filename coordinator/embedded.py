@@ -241,10 +241,7 @@ def sweep(runs: Path) -> list[str]:
     A process is ended only if its id and start time are those that were written down.
     """
     removed = []
-    for run in sorted(runs.iterdir()):
-        owner = _read_identities(run / "owner.json")
-        if not owner or any(_is_alive(one) for one in owner):
-            continue
+    for run in dead_runs(runs):
         for process in _read_identities(run / "processes.jsonl"):
             if _is_alive(process):
                 with contextlib.suppress(ProcessLookupError):
@@ -253,6 +250,13 @@ def sweep(runs: Path) -> list[str]:
         shutil.rmtree(own_tools_dir(_node(run)), ignore_errors=True)
         removed.append(run.name)
     return removed
+
+
+def dead_runs(runs: Path) -> list[Path]:
+    """Return the directories whose owners have ended without clearing them away."""
+    found = sorted(runs.iterdir()) if runs.is_dir() else []
+    owners = [(run, _read_identities(run / "owner.json")) for run in found]
+    return [run for run, owner in owners if owner and not any(map(_is_alive, owner))]
 
 
 def live_redis_urls(state_dir: Path) -> list[str]:

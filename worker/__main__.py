@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import redis
 import typer
 
 from worker.apply import apply_result
+from worker.collecting import collect
 from worker.contract.findings import FINDINGS
 from worker.contract.logs import begin_logs
+from worker.contract.removals import REMOVALS
 from worker.contract.setting_rows import ROWS, rows_of
 from worker.contract.settings_file import SettingsWrong, read
 from worker.doctor import look
@@ -58,6 +61,20 @@ def doctor(image: Annotated[str, typer.Option(help="image of the box that is tri
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
     print(FINDINGS.dump_json(list(look(settings, image))).decode())
+
+
+@cli.command()
+def gc(dry_run: Annotated[bool, typer.Option(help="only say what would go")] = False) -> None:
+    """Remove what is kept no longer from the volume; print it as JSON."""
+    try:
+        removed = collect(read(NodeSettings), is_trial=dry_run)
+    except SettingsWrong as exc:
+        print(f"sandhog worker: {exc}", file=sys.stderr)
+        raise typer.Exit(2) from exc
+    except redis.RedisError as exc:
+        print(f"sandhog worker: Redis must say who lives, and does not answer: {exc}", file=sys.stderr)
+        raise typer.Exit(1) from exc
+    print(REMOVALS.dump_json(removed).decode())
 
 
 @cli.command()

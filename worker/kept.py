@@ -1,13 +1,11 @@
-"""Private copies of sessions that may go on: kept for a while after their last owner, then removed by any node.
+"""Private copies of sessions that may go on, and whether anybody is at work in one: **kept** → retention.
 
-A copy is left alone while somebody writes its session's transcript, while its owner has a lease, and while a box works
-in it here. What Redis cannot tell proves nothing: then nothing is removed.
+A session is left alone while somebody writes its transcript, while its owner has a lease, and while a box works in it
+here. What Redis cannot tell proves nothing: then nothing is removed.
 """
 
 import fcntl
-import logging
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,78 +18,54 @@ from worker.contract.extras import ENV_FILE
 from worker.own_disk import IMAGE, OwnDisks
 from worker.workspace import locked
 
-log = logging.getLogger(__name__)
-
-EVERY_S = 600.0
 COPIES = ("work", "base", "work.part", "base.part")
 
 
 class KeptCopies:
-    """Removes what nobody went on with in time; for one thread.
+    """Knows who lives, and removes copies.
 
     Args:
-        state_dir: The shared volume.
-        client: Redis with the owners of sessions.
+        client: Redis with the owners of sessions; None where there is no cluster, and locks alone tell who lives.
         disks: The disks that copies may have for themselves.
         has_box: Whether a session has a box on this node.
-        keep_s: How long a copy is kept after the last event of its session.
-        now: The time of day.
     """
 
     def __init__(
         self,
-        state_dir: Path,
-        client: redis.Redis,
+        client: redis.Redis | None,
         disks: OwnDisks,
         has_box: Callable[[str], bool],
-        keep_s: float,
-        *,
-        now: Callable[[], float] = time.time,
     ) -> None:
-        self._sessions = state_dir / "sessions"
         self._redis = client
         self._disks = disks
         self._has_box = has_box
-        self._keep_s = keep_s
-        self._now = now
-        self._due_at = 0.0
 
-    def sweep(self) -> list[str]:
-        """Remove what is due, some times an hour; return whose copies were removed.
+    def is_live(self, session_dir: Path) -> bool:
+        """Return whether somebody may be at work in a session: a box here, an owner, a writer of its transcript.
 
         Raises:
-            redis.RedisError: it cannot be asked; nothing more was removed.
+            redis.RedisError: it cannot be asked.
+            OSError: the directory cannot be looked at.
         """
-        if time.monotonic() < self._due_at or not self._sessions.is_dir():
-            return []
-        self._due_at = time.monotonic() + EVERY_S
-        removed = []
-        for session_dir in sorted(self._sessions.iterdir()):
-            try:
-                if self._is_due(session_dir):
-                    self._remove(session_dir)
-                    removed.append(session_dir.name)
-            except OSError as exc:
-                log.warning("a kept copy was not removed", extra={"session_id": session_dir.name, "error": str(exc)})
-        return removed
-
-    def _is_due(self, session_dir: Path) -> bool:
-        if not any((session_dir / name).exists() for name in (*COPIES, IMAGE)):
-            return False
-        segments = list(session_dir.glob("*.jsonl"))
-        touched_at = max((path.stat().st_mtime for path in segments), default=session_dir.stat().st_mtime)
-        if self._now() - touched_at < self._keep_s or self._has_box(session_dir.name):
-            return False
-        return not any(_is_locked(path) for path in segments) and not self._has_owner(session_dir.name)
+        if self._has_box(session_dir.name) or any(_is_locked(path) for path in session_dir.glob("*.jsonl")):
+            return True
+        return self._has_owner(session_dir.name)
 
     def _has_owner(self, session: str) -> bool:
+        if self._redis is None:
+            return False
         owner = self._redis.hget(keys.session(session), "owner")
         if not owner:
             return False
         name = owner.decode() if isinstance(owner, bytes) else str(owner)
         return bool(self._redis.exists(keys.coordinator_lease(name)))
 
-    def _remove(self, session_dir: Path) -> None:
+    def remove(self, session_dir: Path) -> None:
+        """Remove a session's copy, and the values of its box's variables.
+
+        Raises:
+            OSError: it cannot be.
+        """
         with locked(session_dir):
             self._disks.remove(session_dir)
             for name in COPIES:
@@ -99,6 +73,21 @@ class KeptCopies:
         # The values of its box's variables wait for nothing any more.
         with suppress(FileNotFoundError):
             (session_dir / ENV_FILE).unlink()
+
+
+def has_copy(session_dir: Path) -> bool:
+    """Return whether anything of a private copy is there."""
+    return any((session_dir / name).exists() for name in (*COPIES, IMAGE))
+
+
+def last_event_at(session_dir: Path) -> float:
+    """Return when a session's transcript was last written, Unix seconds; without one when its directory was.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    times = [path.stat().st_mtime for path in session_dir.glob("*.jsonl")]
+    return max(times, default=session_dir.stat().st_mtime)
 
 
 def _is_locked(path: Path) -> bool:

@@ -24,6 +24,7 @@ from worker.kept import KeptCopies
 from worker.own_disk import IMAGE, OwnDisks
 from worker.places import Places
 from worker.progress import Progress
+from worker.retention import Retention, bounds_of
 from worker.settings import NodeSettings
 from worker.setup import Setup
 from worker.sources.held import Sources, SourceSettings
@@ -34,7 +35,6 @@ from worker.standing import Owners
 from worker.upkeep import Upkeep
 
 UPKEEP_S = 15.0
-HOUR_S = 3600.0
 DAY_S = 86_400.0
 
 
@@ -82,13 +82,8 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     # What a node that was killed left mounted; another one that lives holds its own.
     disks.sweep(image.parent for image in settings.state_dir.glob(f"sessions/*/{IMAGE}"))
     boxes = _boxes(settings, engine, client, disks, progress)
-    kept = KeptCopies(
-        settings.state_dir,
-        client,
-        disks,
-        lambda session: boxes.running_box(session) is not None,
-        settings.keep_copies_h * HOUR_S,
-    )
+    kept = KeptCopies(client, disks, lambda session: boxes.running_box(session) is not None)
+    retention = Retention(settings.state_dir, kept, bounds_of(settings))
     jobs: dict[str, Callable[[], object]] = {
         "disk": boxes.end_overfull,
         "idle": boxes.end_idle,
@@ -96,7 +91,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
         "images": engine.images.trim,
         "made images": lambda: engine.maker.trim(settings.made_keep_days * DAY_S),
         "guest folders": folders.tend,
-        "kept copies": kept.sweep,
+        "retention": retention.sweep,
     }
     facts = Facts(settings, boxes, engine.images.names, engine.machine.cpus)
     return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all, facts)

@@ -93,6 +93,16 @@ class NodeSettings(FileSettings):
     """Whether private copies get file systems of fixed size where that can be done; else their size is watched."""
     keep_copies_h: Annotated[float, In("retention")] = Field(default=24.0, gt=0)
     """Private copies of sessions that did not complete are removed so long after their last event."""
+    keep_copies_mib: Annotated[int | None, In("retention")] = Field(default=None, ge=0)
+    """What private copies may take together; the longest unused go first, never one in use."""
+    keep_spill_days: Annotated[float, In("retention")] = Field(default=7.0, gt=0)
+    """Spilled output of sessions is removed so long after their last event."""
+    keep_spill_mib: Annotated[int | None, In("retention")] = Field(default=None, ge=0)
+    """What spilled output may take together; the oldest goes first."""
+    keep_transcripts_days: Annotated[float, In("retention")] = Field(default=30.0, gt=0)
+    """Sessions are removed so long after their last event, with transcript, patch and all else that is left."""
+    keep_transcripts_mib: Annotated[int | None, In("retention")] = Field(default=None, ge=0)
+    """What sessions may take together, their copies and spilled output not counted; the oldest go first."""
     allow_open_network: bool = False
     """Whether boxes may have the engine's network (profiles with `network: open`)."""
     proofs_dir: Path | None = None

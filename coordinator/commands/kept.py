@@ -9,6 +9,7 @@ from coordinator.session.events import SessionStarted
 from coordinator.session.reading import read_session
 from coordinator.session.subagents import CHILDREN_DIR
 from worker.contract import keys
+from worker.contract.removals import Kind, removals_of
 
 _CHILD = re.compile(r"[0-9]+-[0-9]+-[0-9]+(?:\.[0-9]+-[0-9]+-[0-9]+)*")
 _SESSION_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
@@ -43,6 +44,9 @@ def session_named(state_dir: Path, name: str) -> str:
         return name
     found = [one for one in ids if name and one.startswith(name)]
     if not found:
+        gone = [one for one in removals_of(state_dir, name) if one.kind is Kind.SESSION]
+        if gone:
+            raise ConfigError(f"Session {gone[-1].session} was removed at {gone[-1].at} ({gone[-1].why}).")
         raise ConfigError(f"There is no session {name} below {sessions}.")
     if len(found) > 1:
         shown = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")

@@ -14,6 +14,7 @@ from coordinator.session.reading import SessionReading
 from coordinator.session.subagents import CHILDREN_DIR
 from coordinator.visible import visible, visible_line
 from worker.contract.places import has_private_copy
+from worker.contract.removals import Removal, removals_of
 
 ANSWER_LINES = 8
 """As many lines of an answer are shown, unless one step is asked for."""
@@ -142,4 +143,13 @@ def _what_is_left(reading: SessionReading, session_dir: Path) -> list[str]:
         words.append("The private copy is kept." if is_there else "The private copy was removed.")
     if started is not None and not (session_dir / "spill").is_dir() and session_dir.parent.name == "sessions":
         words.append("The spilled output was removed.")
+    if session_dir.parent.name == "sessions":
+        words += [removal_words(one) for one in removals_of(session_dir.parents[1], session_dir.name)]
     return words
+
+
+def removal_words(removal: Removal) -> str:
+    """Return what was removed of a session, when and why."""
+    return visible_line(
+        f"Removed at {removal.at}: {removal.kind.value}, {size(removal.size_bytes)} ({removal.why}).", LINE_WIDTH
+    )
