@@ -32,7 +32,12 @@ class _EagerAMQP(AMQP):  # type: ignore[misc]
 
 
 def backend_url(redis_url: str) -> str:
-    """Return the result backend's URL for a Redis URL (`redis://`, `rediss://` or `unix:///path`)."""
+    """Return the result backend's URL for a Redis URL (`redis://`, `rediss://` or `unix:///path`).
+
+    Celery takes no `rediss://` without a word on certificates; it gets the one that everybody else assumes.
+    """
+    if redis_url.startswith("rediss://") and "ssl_cert_reqs=" not in redis_url:
+        redis_url += ("&" if "?" in redis_url else "?") + "ssl_cert_reqs=required"
     return f"{BACKEND}+{_celery_form(redis_url, 'socket')}"
 
 

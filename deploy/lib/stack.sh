@@ -44,7 +44,8 @@ ensure_secrets() {
         for name in worker_redis_url redis_ca; do
             [ -s "$SANDHOG_SECRETS/$name" ] || die "the secret $SANDHOG_SECRETS/$name is missing" \
                 "Copy it from the first host (its compose.sh --tls up made it)" \
-                "worker_redis_url there names the host 'redis': put the first host's name and port 6380, and rediss://"
+                "worker_redis_url there is redis://worker:…@redis:6379/0; here it is" \
+                "  rediss://worker:…@FIRST-HOST:6380/0?ssl_ca_certs=/run/secrets/redis_ca"
         done
         return
     fi

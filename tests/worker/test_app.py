@@ -1,5 +1,6 @@
 """The Celery app's addresses and settings, with a real Redis behind them."""
 
+import ssl
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +25,13 @@ def app(redis_url: str) -> Iterator[Celery]:
     [
         ("redis://host:6379/2", "redis://host:6379/2", "redis://host:6379/2"),
         ("redis://:pw@host/0", "redis://:pw@host/0", "redis://:pw@host/0"),
-        ("rediss://host:6380/0", "rediss://host:6380/0", "rediss://host:6380/0"),
+        ("rediss://host:6380/0", "rediss://host:6380/0", "rediss://host:6380/0?ssl_cert_reqs=required"),
+        (
+            "rediss://h/0?ssl_ca_certs=/c",
+            "rediss://h/0?ssl_ca_certs=/c",
+            "rediss://h/0?ssl_ca_certs=/c&ssl_cert_reqs=required",
+        ),
+        ("rediss://h/0?ssl_cert_reqs=none", "rediss://h/0?ssl_cert_reqs=none", "rediss://h/0?ssl_cert_reqs=none"),
         ("unix:///run/r.sock", "redis+socket:///run/r.sock", "socket:///run/r.sock"),
         ("unix:///run/unix://odd", "redis+socket:///run/unix://odd", "socket:///run/unix://odd"),
     ],
@@ -38,6 +45,14 @@ def test_the_backend_is_the_reply_stream_and_answers(app: Celery) -> None:
     assert isinstance(app.backend, ReplyStreamBackend)
     assert app.backend.client.ping()
     app.backend.client.close()
+
+
+def test_a_redis_with_tls_is_an_address_that_celery_takes() -> None:
+    app = create_app("rediss://127.0.0.1:1/0")
+    try:
+        assert app.backend.connparams["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+    finally:
+        app.close()
 
 
 def test_a_task_sent_by_name_lies_in_its_nodes_queue(app: Celery, redis_client: redis.Redis) -> None:
