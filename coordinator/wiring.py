@@ -23,6 +23,7 @@ from coordinator.cluster.watch import Watch
 from coordinator.session.breakers import Breakers
 from tools.loading import LoadedTools, load_tools
 from worker.app import create_app
+from worker.contract.traces import is_traced
 
 FORGET_S = 1.0
 
@@ -47,7 +48,7 @@ async def open_cluster(
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
     client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
     store = Store(client)
-    dispatcher = Dispatcher(create_app(redis_url), coordinator)
+    dispatcher = Dispatcher(create_app(redis_url), coordinator, is_traced=is_traced(os.environ))
     try:
         async with (
             ReplyReader(reading, coordinator) as reader,

@@ -52,12 +52,17 @@ class ClaimRefused(Exception):
 class CallEnd:
     """A call that was run here and has its outcome."""
 
+    key: str
     tool: str
     outcome: str
     """`success`, `partial` or the error's code."""
     queue_s: float
     run_s: float
+    guest_s: float
+    """Of that, the run in box or process; 0 for a call that did not get so far."""
     spilled_bytes: int
+    traceparent: str
+    """As in its order."""
 
 
 class Calls:
@@ -200,7 +205,12 @@ class Calls:
         queue_s, run_s = max(0.0, claimed_at - order.sent_at), time.monotonic() - started
         if not joining:
             outcome = result.error_code.value if result.error_code is not None else result.status
-            self._on_end(CallEnd(order.tool, outcome, queue_s, run_s, spill.written_bytes))
+            guest_s = result.stats.time_ms / 1000
+            self._on_end(
+                CallEnd(
+                    str(order.key), order.tool, outcome, queue_s, run_s, guest_s, spill.written_bytes, order.traceparent
+                )
+            )
         return CallOutcome(
             key=order.key,
             fate=fate,

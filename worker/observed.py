@@ -1,5 +1,6 @@
 """What is seen of a node from outside: its metrics, and its canary. Part of the worker's one wiring place."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from celery.worker import state
 from worker.boxes import Boxes
 from worker.calls import CallEnd
 from worker.canary import Canary, sender
+from worker.contract.traces import is_traced
 from worker.gates.lane import LaneGate
 from worker.node import Lease
 from worker.settings import NodeSettings
@@ -17,7 +19,7 @@ from worker.settings import NodeSettings
 
 @dataclass(frozen=True)
 class Scraped:
-    """Where a node's metrics are told."""
+    """Where a node's metrics and spans are told."""
 
     ended: Callable[[CallEnd], None]
     """Counts a call."""
@@ -33,13 +35,14 @@ def scraped(
     canary: Canary,
     has_tool: Callable[[str], bool],
 ) -> Scraped:
-    """Return the node's metrics, served where the settings say so.
+    """Return the node's metrics and spans, where settings and the OTEL_* variables want them.
 
     Raises:
         NodeMisconfigured: the port cannot be had, or others could read it.
     """
+    traced = _traced(settings.node)
     if settings.metrics_port is None:
-        return Scraped(lambda end: None, lambda: None)
+        return traced
     # Not on the way of a command that has a worker of its own.
     from worker.metrics import MetricsServer, NodeFacts, NodeMetrics
 
@@ -59,7 +62,25 @@ def scraped(
     token = settings.metrics_token
     address = (settings.metrics_host, settings.metrics_port)
     server = MetricsServer(metrics.registry, address, token.get_secret_value() if token is not None else None)
-    return Scraped(metrics.ended, server.close)
+
+    def ended(call: CallEnd) -> None:
+        metrics.ended(call)
+        traced.ended(call)
+
+    def close() -> None:
+        server.close()
+        traced.close()
+
+    return Scraped(ended, close)
+
+
+def _traced(node: str) -> Scraped:
+    if not is_traced(os.environ):
+        return Scraped(lambda end: None, lambda: None)
+    from worker.tracing import CallSpans
+
+    spans = CallSpans(node)
+    return Scraped(spans.ended, spans.close)
 
 
 def canary_of(

@@ -27,6 +27,7 @@ from worker.contract.orders import (
     FinishOrder,
     PrepareOrder,
 )
+from worker.contract.traces import traceparent
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,10 @@ class Dispatcher:
     A publish that fails is not repeated: whether its message arrived is unknown, and the fence settles that.
     """
 
-    def __init__(self, app: Celery, coordinator: str) -> None:
+    def __init__(self, app: Celery, coordinator: str, *, is_traced: bool = False) -> None:
+        """`is_traced` tells nodes which span of ours each call has."""
         self._app = app
+        self._is_traced = is_traced
         self._reply_to = coordinator
         # Made here, by one thread: two that meet in making it shrink connections that are in use, and that fails.
         self._producers = app.amqp.producer_pool
@@ -88,6 +91,8 @@ class Dispatcher:
         )
 
     def _call(self, order: CallOrder) -> Signature:
+        if self._is_traced:
+            order = order.model_copy(update={"traceparent": traceparent(order.key)})
         return self._signature(CALL_TASK, order, order.node, str(order.key))
 
     def _signature(self, task: str, order: Contract, node: str, task_id: str) -> Signature:

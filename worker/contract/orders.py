@@ -153,6 +153,8 @@ class CallOrder(Contract):
     """The tools that the principal may use; None is all."""
     result_bytes: int = 50_000
     """Bytes of `text` above which a result is cut to head and tail."""
+    traceparent: str = ""
+    """The coordinator's span of this call, as W3C Trace Context writes it; "" where nobody traces."""
     box: BoxOrder
 
     @property
