@@ -22,6 +22,10 @@ def serve(
         int | None,
         typer.Option(min=1, help="Sessions at once; further ones wait (SANDHOG_MAX_SESSIONS).", show_default="500"),
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Serve HTTPS with this certificate, in PEM, those above it behind it.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key, in PEM.")] = None,
 ) -> None:
     """Serve the HTTP API, and run the sessions that are asked for.
 
@@ -36,4 +40,4 @@ def serve(
     # FastAPI and all below it take a second to import, which the other commands need not wait for.
     from coordinator.commands.serving import Serving, run_server
 
-    run_server(Serving(host, port, tuple(tools or ()), policy_file, max_sessions))
+    run_server(Serving(host, port, tuple(tools or ()), policy_file, max_sessions, tls_cert, tls_key))

@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,7 +36,6 @@ from coordinator.session.request import LOCAL
 from coordinator.settings import Settings, read_settings
 from coordinator.wiring import open_cluster
 from worker.contract.logs import begin_logs
-from worker.contract.traces import is_traced, shows_content
 
 CLOSE_S = 5
 """How long open connections may still take once nothing runs any more."""
@@ -51,6 +51,8 @@ class Serving:
     tools: tuple[Path, ...] = ()
     policy_file: Path | None = None
     max_sessions: int | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
 
 class _Server(uvicorn.Server):
@@ -67,6 +69,7 @@ def run_server(serving: Serving) -> None:
     Raises:
         SandhogError: it cannot begin, or its cluster is gone.
     """
+    _check_certificate(serving.tls_cert, serving.tls_key)
     settings, serve_settings = read_settings(), read_serve_settings()
     secrets = [one.get_secret_value() for one in (serve_settings.api_token, serve_settings.metrics_token) if one]
     begin_logs(settings.log, settings.log_level, [*secrets, os.environ.get("OPENAI_API_KEY", "")])
@@ -80,6 +83,24 @@ def run_server(serving: Serving) -> None:
             )
         print(f"sandhog: no token was there; this one is new, and shown once: {tokens.create(LOCAL)}", file=sys.stderr)
     asyncio.run(_serve(serving, settings, serve_settings, tokens))
+
+
+def _check_certificate(cert: Path | None, key: Path | None) -> None:
+    if (cert is None) != (key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together: give both, or neither.")
+    if cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"--tls-cert {cert}, --tls-key {key}: no certificate with its key in PEM, without a password: {exc}."
+        ) from exc
+
+
+def _no_password() -> str:
+    """Be asked in place of whoever sits at the terminal."""
+    raise ValueError("the key has a password")
 
 
 async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSettings, tokens: Tokens) -> None:
@@ -125,13 +146,6 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             hidden=hidden,
         )
         await stack.enter_async_context(sessions)
-        if is_traced(os.environ):
-            # An SDK that most servers do without.
-            from coordinator.tracing import SessionSpans
-
-            spans = SessionSpans(shows_content=shows_content(os.environ))
-            stack.push_async_callback(asyncio.to_thread, spans.close)
-            sessions.floor.watchers.append(spans.watch)
         canary = None
         if serve_settings.box_canary_s is not None:
             canary = BoxCanary(cluster, settings.image, every_s=serve_settings.box_canary_s)
@@ -145,6 +159,8 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
                 timeout_graceful_shutdown=CLOSE_S,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 lifespan="off",
+                ssl_certfile=serving.tls_cert,
+                ssl_keyfile=serving.tls_key,
             )
         )
         await _attended(server, listener, sessions, broken, signals, serve_settings.drain_s)
@@ -183,7 +199,8 @@ async def _attended(
     serving = asyncio.create_task(server.serve([listener]), name="serve")
     first, second = (asyncio.create_task(event.wait()) for event in (signals.first, signals.second))
     host, port = listener.getsockname()[:2]
-    print(f"sandhog: serving at http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
+    scheme = "https" if server.config.is_ssl else "http"
+    print(f"sandhog: serving at {scheme}://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
     try:
         await asyncio.wait({serving, first, broken}, return_when=asyncio.FIRST_COMPLETED)
         if first.done():
