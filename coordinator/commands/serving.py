@@ -36,6 +36,7 @@ from coordinator.session.request import LOCAL
 from coordinator.settings import Settings, read_settings
 from coordinator.wiring import open_cluster
 from worker.contract.logs import begin_logs
+from worker.contract.traces import is_traced, shows_content
 
 CLOSE_S = 5
 """How long open connections may still take once nothing runs any more."""
@@ -124,7 +125,7 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
         for value in (
             endpoint and endpoint.api_key,
             os.environ.get("OPENAI_API_KEY"),
-            os.environ.get("SANDHOG_API_TOKEN"),
+            serve_settings.api_token and serve_settings.api_token.get_secret_value(),
         )
         if value
     )
@@ -146,6 +147,13 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             hidden=hidden,
         )
         await stack.enter_async_context(sessions)
+        if is_traced(os.environ):
+            # An SDK that most servers do without.
+            from coordinator.tracing import SessionSpans
+
+            spans = SessionSpans(shows_content=shows_content(os.environ))
+            stack.push_async_callback(asyncio.to_thread, spans.close)
+            sessions.floor.watchers.append(spans.watch)
         canary = None
         if serve_settings.box_canary_s is not None:
             canary = BoxCanary(cluster, settings.image, every_s=serve_settings.box_canary_s)
