@@ -5,20 +5,16 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import redis
 import typer
 
 from worker.apply import apply_result
-from worker.collecting import collect
 from worker.contract.findings import FINDINGS
 from worker.contract.logs import begin_logs
 from worker.contract.removals import REMOVALS
 from worker.contract.setting_rows import ROWS, rows_of
 from worker.contract.settings_file import SettingsWrong, read
-from worker.doctor import look
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
-from worker.wiring import run_node
 
 cli = typer.Typer(
     add_completion=False,
@@ -32,6 +28,9 @@ cli = typer.Typer(
 @cli.command()
 def run() -> None:
     """Run a node; its settings are `SANDHOG_*` variables and the settings file."""
+    # All that a node is made of takes a second to import, which the small commands need not wait for.
+    from worker.wiring import run_node
+
     try:
         settings = read(NodeSettings)
         begin_logs(settings.log, settings.log_level, settings.secret_values)
@@ -55,6 +54,8 @@ def config(bare: Annotated[bool, typer.Option(help="only what there is, at its d
 @cli.command()
 def doctor(image: Annotated[str, typer.Option(help="image of the box that is tried")]) -> None:
     """Look at this machine, and print what is found as JSON."""
+    from worker.doctor import look
+
     try:
         settings = read(NodeSettings)
     except SettingsWrong as exc:
@@ -66,8 +67,14 @@ def doctor(image: Annotated[str, typer.Option(help="image of the box that is tri
 @cli.command()
 def gc(dry_run: Annotated[bool, typer.Option(help="only say what would go")] = False) -> None:
     """Remove what is kept no longer from the volume; print it as JSON."""
+    import redis
+
+    from worker.collecting import collect
+
     try:
-        removed = collect(read(NodeSettings), is_trial=dry_run)
+        settings = read(NodeSettings)
+        begin_logs(settings.log, settings.log_level, settings.secret_values)
+        removed = collect(settings, is_trial=dry_run)
     except SettingsWrong as exc:
         print(f"sandhog worker: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc

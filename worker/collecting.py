@@ -3,12 +3,17 @@
 import json
 from collections.abc import Iterator
 
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from worker.contract.removals import Removal
 from worker.kept import KeptCopies
 from worker.own_disk import OwnDisks
 from worker.retention import Retention, bounds_of
 from worker.settings import NodeSettings
-from worker.wiring import connect
+
+SILENT_S = 5
 
 
 def collect(settings: NodeSettings, *, is_trial: bool) -> list[Removal]:
@@ -17,7 +22,7 @@ def collect(settings: NodeSettings, *, is_trial: bool) -> list[Removal]:
     Raises:
         redis.RedisError: it cannot be asked; nothing more was removed.
     """
-    client = connect(settings.redis_url) if settings.redis_url else None
+    client = _connect(settings.redis_url) if settings.redis_url else None
     try:
         boxed = set(_boxed(settings))
         disks = OwnDisks(settings.state_dir / "disks", makes=False)
@@ -26,6 +31,10 @@ def collect(settings: NodeSettings, *, is_trial: bool) -> list[Removal]:
     finally:
         if client is not None:
             client.close()
+
+
+def _connect(redis_url: str) -> redis.Redis:
+    return redis.Redis.from_url(redis_url, retry=Retry(NoBackoff(), 0), socket_timeout=SILENT_S)
 
 
 def _boxed(settings: NodeSettings) -> Iterator[str]:

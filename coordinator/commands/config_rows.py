@@ -14,7 +14,7 @@ from coordinator.settings import Settings, read_model
 from worker.contract.setting_rows import ROWS, SettingRow, rows_of
 from worker.contract.settings_file import FILE_VARIABLE, PREFIX, SECTIONS, near
 
-NODE_TIMEOUT_S = 60
+NODE_TIMEOUT_S = 120
 OTHER_VARIABLES = {
     FILE_VARIABLE: "The settings file; empty for none.",
     "SANDHOG_URL": "Address of a server, for `sandhog wait` and the Python client.",
@@ -130,7 +130,12 @@ def _sorted(rows: Iterable[SettingRow]) -> list[SettingRow]:
 
 def _node_rows(arguments: list[str], environment: Mapping[str, str]) -> list[SettingRow]:
     argv = [sys.executable, "-P", "-m", "worker", "config", *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=NODE_TIMEOUT_S, check=False)
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, env=environment, timeout=NODE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigError(f"`python -m worker config` said nothing within {NODE_TIMEOUT_S} s: try again.") from exc
     if done.returncode != 0:
         words = done.stderr.strip().rpartition("sandhog worker: ")[2]
         raise ConfigError(f"A setting is wrong: {words}")

@@ -12,7 +12,7 @@ from coordinator.commands.wording import size
 from coordinator.embedded import dead_runs, sweep
 from coordinator.errors import ConfigError, SandhogError
 from coordinator.settings import Settings, read_settings
-from coordinator.visible import visible_line
+from coordinator.visible import visible, visible_line
 from worker.contract.removals import REMOVALS, Kind, Removal
 
 app = typer.Typer(add_completion=False)
@@ -57,4 +57,6 @@ def _of_sessions(settings: Settings, *, is_trial: bool) -> list[Removal]:
     if done.returncode != 0:
         words = done.stderr.strip().rpartition("sandhog worker: ")[2]
         raise (ConfigError if done.returncode == 2 else SandhogError)(words)
+    # What could not be removed is named there.
+    print(visible(done.stderr), end="", file=sys.stderr)
     return REMOVALS.validate_json(done.stdout)

@@ -218,7 +218,8 @@ class TestMachine:
 
         found = list(of_box(settings, "sandhog-box:latest"))
 
-        assert [(one.area, one.state) for one in found] == [(area, State.OK) for area in ("image", "box", "controls")]
+        assert [one for one in found if one.state is not State.OK] == []
+        assert [one.area for one in found] == ["image", "box", "controls"]
         assert "no_new_privileges" in found[-1].said
         assert [path.name for path in state_dir.iterdir()] == ["guest"]
 
