@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +33,8 @@ from coordinator.session.runner import SessionRunner
 from coordinator.session.workspace_choice import Wanted, choose
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
-from tests.cluster.machines import Server
+from tests.cluster.machines import WORKER, Node, Server
+from worker.contract import keys
 from worker.contract.orders import Policy
 
 AGENT_UID = 54_321
@@ -98,6 +100,37 @@ def server(state_dir: Path, until: Callable[..., None]) -> Iterator[Server]:
     yield server
     server.signal(signal.SIGCONT)
     server.kill()
+
+
+Start = Callable[..., Node]
+
+
+@pytest.fixture
+def start(state_dir: Path, server: Server, until: Callable[..., None], docker_engine_or_skip: None) -> Iterator[Start]:
+    """Starts nodes, each with settings of its own; nothing of any may be left."""
+    started: list[Node] = []
+
+    def start(name: str, *program: str, **settings: str) -> Node:
+        variables = {f"SANDHOG_{key.upper()}": value for key, value in settings.items()}
+        node = Node(f"{name}-{uuid.uuid4().hex[:6]}", state_dir, server.url, variables, program or WORKER)
+        started.append(node)
+        node.start()
+        with redis.Redis.from_url(server.url) as client:
+
+            def is_up() -> bool:
+                assert node.process.poll() is None, node.log()
+                return bool(client.exists(keys.lease(node.name)))
+
+            until(is_up, f"{name} has its lease", 100.0)
+        return node
+
+    yield start
+    for node in started:
+        if node.process.poll() is None:
+            node.process.terminate()
+    for node in started:
+        assert node.process.wait(60) in (0, -signal.SIGTERM, -signal.SIGKILL), node.log()
+        assert not leftover_containers(node.name)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from coordinator.embedded import redis_server_binary
 
 REPOSITORY = Path(__file__).parents[2]
+WORKER = ("-m", "worker", "run")
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Node:
     redis_url: str
     settings: dict[str, str] = field(default_factory=dict)
     """More `SANDHOG_*` variables, or others in their place."""
-    program: tuple[str, ...] = ("-m", "worker", "run")
+    program: tuple[str, ...] = WORKER
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self) -> None:

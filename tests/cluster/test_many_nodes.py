@@ -2,55 +2,24 @@
 
 import asyncio
 import json
-import signal
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import BoxReplaced, SessionPlaced
+from coordinator.session.events import BoxReplaced, Notice, SessionPlaced
 from coordinator.wiring import open_cluster
-from tests.cluster.conftest import Played, Stage, leftover_containers
-from tests.cluster.machines import Node, Server
-from tests.conftest import Until
-from worker.contract import keys
+from tests.cluster.conftest import Played, Stage, Start, leftover_containers
+from tests.cluster.machines import REPOSITORY, Server
 
 pytestmark = pytest.mark.docker
 
 WAIT_S = 100.0
-Start = Callable[..., Node]
-
-
-@pytest.fixture
-def start(state_dir: Path, server: Server, until: Until, docker_engine_or_skip: None) -> Iterator[Start]:
-    """Starts nodes, each with settings of its own; nothing of any may be left."""
-    started: list[Node] = []
-
-    def start(name: str, **settings: str) -> Node:
-        variables = {f"SANDHOG_{key.upper()}": value for key, value in settings.items()}
-        node = Node(f"{name}-{uuid.uuid4().hex[:6]}", state_dir, server.url, variables)
-        started.append(node)
-        node.start()
-        with redis.Redis.from_url(server.url) as client:
-
-            def is_up() -> bool:
-                assert node.process.poll() is None, node.log()
-                return bool(client.exists(keys.lease(node.name)))
-
-            until(is_up, f"{name} has its lease", WAIT_S)
-        return node
-
-    yield start
-    for node in started:
-        if node.process.poll() is None:
-            node.process.terminate()
-    for node in started:
-        assert node.process.wait(60) in (0, -signal.SIGTERM, -signal.SIGKILL), node.log()
-        assert not leftover_containers(node.name)
 
 
 @pytest.fixture
@@ -133,3 +102,55 @@ async def test_a_session_whose_node_is_lost_goes_on_at_another(stage: Stage, sta
     assert [one for one in played.events if isinstance(one, BoxReplaced)]
     assert "fresh sandbox" in str(played.requests[-1]["messages"])
     assert "+x\n+y" in (played.result.patch or "")
+
+
+def shown(server: Server, *argv: str) -> str:
+    """What a command prints that is told this Redis."""
+    environment = {**os.environ, "SANDHOG_REDIS_URL": server.url, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", "from coordinator.start import main; main()", *argv]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    return run.stdout
+
+
+@pytest.mark.timeout(240)
+async def test_sessions_spread_over_nodes_obey_pins_and_leave_a_drained_one_empty(
+    stage: Stage, server: Server, start: Start
+) -> None:
+    a, b = start("a", places="2", labels="zone=a,gpu=no"), start("b", places="2", labels="zone=b")
+    hold = bash("mktemp -p . begun-XXXXXX; until [ -e go ]; do sleep 0.1; done")
+
+    def begin(**request: Any) -> "asyncio.Task[Played]":
+        return asyncio.create_task(stage.play([hold, Turn("done")], **request))
+
+    async def is_there(count: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while len(await asyncio.to_thread(lambda: list(stage.project.glob("begun-*")))) < count:
+                await asyncio.sleep(0.1)
+
+    # Two on each, one of them by its pin; a fifth waits, and says so.
+    spread = [begin(), begin(), begin(pins={"zone": "b"}), begin()]
+    await is_there(4)
+    waiting = asyncio.create_task(stage.play([hold, Turn("done")], principal="other"))
+    listed = {
+        one["node"]: one for one in json.loads(await asyncio.to_thread(shown, server, "nodes", "--json"))["nodes"]
+    }
+    assert {name: one["taken"] for name, one in listed.items()} == {a.name: 2, b.name: 2}
+    assert listed[a.name]["labels"] == {"zone": "a", "gpu": "no"}
+    assert "sandhog-box:latest" in listed[a.name]["images"]
+
+    assert "no new sessions" in await asyncio.to_thread(shown, server, "drain", a.name)
+    table = await asyncio.to_thread(shown, server, "nodes")
+    assert any(a.name in line and "drained" in line for line in table.splitlines()), table
+    (stage.project / "go").touch()
+    played = [await one for one in (*spread, waiting)]
+    assert [one.result.status for one in played] == ["completed"] * 5
+    assert sorted(placed(one.events)[0] for one in played[:4]) == sorted([a.name] * 2 + [b.name] * 2)
+    assert placed(played[2].events) == [b.name]
+    assert placed(played[4].events) == [b.name], "the drained node had its places free again, too"
+    assert any("number 1 of 1" in event.text for event in played[4].events if isinstance(event, Notice))
+
+    assert "again" in await asyncio.to_thread(shown, server, "drain", a.name, "--undo")
+    pinned = await stage.play([bash("true"), Turn("done")], pins={"gpu": "no"})
+    assert placed(pinned.events) == [a.name]
+    nowhere = await stage.play([bash("true"), Turn("done")], pins={"gpu": "yes"})
+    assert "No worker has the labels gpu=yes" in nowhere.result.stop_reason
