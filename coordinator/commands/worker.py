@@ -37,7 +37,7 @@ def worker(
 ) -> None:
     """Run a worker: it starts boxes on this machine's engine and runs the calls of sessions in them.
 
-    All else is set by SANDHOG_* variables (docs/boxes.md). SIGTERM drains: calls that run get their answers, and
+    All else stands in the settings (docs/settings.md). SIGTERM drains: calls that run get their answers, and
     its boxes are ended. It must reach the engine's socket, and nothing else of Sandhog needs to.
     """
     given = {
