@@ -45,6 +45,8 @@ class Entry:
     followers: set[Follower] = field(default_factory=set)
     _journal: Journal | None = None
     _reading: threading.Lock = field(default_factory=threading.Lock)
+    _seen_mtime_ns: int = -1
+    """Of the directory, when it was looked at last."""
 
     @property
     def session_id(self) -> str:
@@ -99,6 +101,16 @@ class Entry:
             except OSError as exc:
                 log.warning("a transcript cannot be read", extra={"session_id": self.session_id, "error": str(exc)})
 
+    def look(self) -> None:
+        """Refresh unless it has ended and stayed so: whoever goes on with it makes a file in its directory."""
+        try:
+            mtime_ns = self.directory.stat().st_mtime_ns
+        except OSError:
+            return
+        if not self.facts.has_ended or mtime_ns != self._seen_mtime_ns:
+            self._seen_mtime_ns = mtime_ns
+            self.refresh()
+
     def _begin(self) -> None:
         """Take a session that has ended from its first and its last event alone."""
         found = chain(self.directory)
@@ -137,7 +149,7 @@ class Index:
         for directory in session_dirs(self._state_dir):
             entry = self._entries.get(directory.name) or self._found(directory)
             if entry is not None and not entry.is_ours:
-                entry.refresh()
+                entry.look()
 
     def get(self, session_id: str) -> Entry | None:
         """Return a session, also one that another process has made; None if there is none. May block."""

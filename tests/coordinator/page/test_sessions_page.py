@@ -1,12 +1,13 @@
 """What the page shows of sessions, and to whom. Without a browser: what is sent is looked at."""
 
+import asyncio
 import json
 import re
 import shutil
 
 import pytest
 
-from coordinator.session.events import SessionEnded
+from coordinator.session.events import SessionEnded, SessionResumed
 from tests.coordinator.api.conftest import Serves
 from tests.coordinator.page.conftest import keep_events, keep_session, started, visit
 from tests.coordinator.page.example import HOSTILE, LONG_LINE, PATCH, Telling, hostile, ordinary
@@ -76,6 +77,20 @@ async def test_a_thousand_sessions_are_listed_from_memory(serve: Serves) -> None
     assert page.text.count('id="row-') == 50
     assert 'id="row-20300131-120000-000003e7"' in page.text
     assert len(page.content) < 200_000
+
+
+async def test_the_list_knows_of_an_ended_session_that_another_process_goes_on_with(serve: Serves) -> None:
+    directory = keep_session(serve.state_dir, FIRST, [(0, started(FIRST)), (1, ended())])
+    served = await serve()
+    client = (await visit(served)).client
+    assert f'id="row-{FIRST}"' not in (await client.get("/sessions?status=live")).text
+
+    again = SessionResumed(session_id=FIRST, generation=2, previous=1, accepted_bytes=10**6, by="sandhog resume")
+    keep_events(directory / f"{FIRST}.2.jsonl", [(2, again)])
+
+    async with asyncio.timeout(60):
+        while f'id="row-{FIRST}"' not in (await client.get("/sessions?status=running")).text:
+            await asyncio.sleep(0.1)
 
 
 async def test_answers_outputs_and_patches_are_shown_as_text_alone(serve: Serves) -> None:
