@@ -3,6 +3,7 @@
 Where no engine answers the worker ends at once, and Redis alone is looked at; that needs no Docker.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -106,8 +107,10 @@ def owner(state_dir: Path) -> Iterator[Owner]:
     owner.process.kill()
     owner.process.communicate()
     for pid in pids:
-        if is_running(pid):
-            os.kill(pid, signal.SIGTERM)
+        # It may be ending by itself at this very moment.
+        with contextlib.suppress(ProcessLookupError):
+            if is_running(pid):
+                os.kill(pid, signal.SIGTERM)
 
 
 @pytest.mark.usefixtures("no_engine")
