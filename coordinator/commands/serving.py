@@ -146,7 +146,11 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             webhooks=Webhooks(serve_settings.webhook_private),
             hidden=hidden,
         )
-        await stack.enter_async_context(sessions)
+        # Whoever watches sessions does so before any begins, and until all have ended.
+        canary = None
+        if serve_settings.box_canary_s is not None:
+            canary = BoxCanary(cluster, settings.image, every_s=serve_settings.box_canary_s)
+        app = create_app(sessions, tokens, serve_settings, canary)
         if is_traced(os.environ):
             # An SDK that most servers do without.
             from coordinator.tracing import SessionSpans
@@ -154,13 +158,12 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
             spans = SessionSpans(shows_content=shows_content(os.environ))
             stack.push_async_callback(asyncio.to_thread, spans.close)
             sessions.floor.watchers.append(spans.watch)
-        canary = None
-        if serve_settings.box_canary_s is not None:
-            canary = BoxCanary(cluster, settings.image, every_s=serve_settings.box_canary_s)
+        await stack.enter_async_context(sessions)
+        if canary is not None:
             await stack.enter_async_context(canary)
         server = _Server(
             uvicorn.Config(
-                create_app(sessions, tokens, serve_settings, canary),
+                app,
                 log_config=None,
                 access_log=False,
                 server_header=False,
