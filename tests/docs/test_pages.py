@@ -18,7 +18,7 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in P
 
 
 @cache
-def tests_there() -> tuple[frozenset[str], frozenset[str]]:
+def named_there() -> tuple[frozenset[str], frozenset[str]]:
     """Return the names of all tests, and the paths of their files."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     names = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
@@ -62,7 +62,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @every_page
 def test_every_test_that_is_named_exists(page: Path) -> None:
-    names, files = tests_there()
+    names, files = named_there()
     for piece in code(page):
         for file in _TEST_FILE.findall(piece):
             assert any(f"/{there}".endswith(f"/{file}") for there in files), f"{page.name} names {file}"
