@@ -170,10 +170,11 @@ class Executor:
                 try:
                     outcome = await self._settler.settle(link, cancelled)
                 except MustResend as exc:
-                    again = await self._links_again(sent[at:], cancelled)
+                    unstarted = await self._break_chain(sent[at:], cancelled, on_outcome)
+                    again = await self._links_again(unstarted, cancelled)
                     if again is not None:
                         return again + later
-                    rest = [one.order for one in sent[at:]] + [job.order for job in later]
+                    rest = [one.order for one in unstarted] + [job.order for job in later]
                     for given_up in _given_up(rest, exc.reason, cancelled):
                         await on_outcome(given_up)
                     return []
@@ -183,13 +184,24 @@ class Executor:
             for one in sent:
                 self._settler.forget(one)
 
+    async def _break_chain(self, rest: Sequence[Sent], cancelled: asyncio.Event, on_outcome: OnOutcome) -> list[Sent]:
+        """Break the chain before these links; return those that never start under their keys, settle the others."""
+        fence = partial(self._store.fence, [one.order.key for one in rest])
+        fenced = await patiently(fence, cancelled)
+        for one, is_fenced in zip(rest, fenced, strict=True):
+            # A node that refused a link hands the next one on all the same, and may have started that.
+            if not is_fenced:
+                await on_outcome(await self._settler.settle(one, cancelled))
+        return [one for one, is_fenced in zip(rest, fenced, strict=True) if is_fenced]
+
     async def _links_again(self, rest: Sequence[Sent], cancelled: asyncio.Event) -> list[Job] | None:
-        """Break the chain before these links; return them as they are sent again, None if they are not."""
-        # Nothing of it may start any more under its old key.
-        await patiently(partial(self._store.fence, [one.order.key for one in rest]), cancelled)
-        orders = [await self._next_attempt(one.order, cancelled) for one in rest]
-        again = [Job(order, one.timeout_s) for order, one in zip(orders, rest, strict=True) if order]
-        return again if len(again) == len(rest) else None
+        """Return links that never start under their keys as they are sent again, None if they are not."""
+        orders = [order for one in rest if (order := await self._next_attempt(one.order, cancelled)) is not None]
+        if len(orders) < len(rest):
+            return None
+        # All for one life of the node: it must not refuse one link and run those behind it.
+        meant = {"incarnation": orders[-1].incarnation} if orders else {}
+        return [Job(order.model_copy(update=meant), one.timeout_s) for order, one in zip(orders, rest, strict=True)]
 
     async def _next_attempt(self, order: CallOrder, cancelled: asyncio.Event) -> CallOrder | None:
         """Return the order to send again once its node lives; None when it was sent often enough or no node is left.

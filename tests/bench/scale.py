@@ -54,10 +54,10 @@ QUICK = Sizes(
     calm_steps=3,
     execs=24,
     single_calls=20,
-    sessions=(1, 8, 64),
+    sessions=(1, 8, 32),
     nodes=(1, 2),
-    calls=1_000,
-    curve_calls=400,
+    calls=400,
+    curve_calls=128,
 )
 
 

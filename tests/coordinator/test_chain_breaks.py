@@ -1,0 +1,103 @@
+"""A chain whose node refused one link and had started the one behind it; a real Redis, and no node."""
+
+import asyncio
+from pathlib import Path
+
+import redis
+
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.execute import Executor, Job
+from coordinator.cluster.settle import MAX_ATTEMPTS, MustResend, Sent, Settler
+from coordinator.cluster.store import Store, connect
+from coordinator.cluster.watch import Watch
+from coordinator.session.partition import Travel
+from worker.contract import keys
+from worker.contract.orders import (
+    BoxOrder,
+    CallKey,
+    CallOrder,
+    CallOutcome,
+    Fate,
+    NodeLife,
+    Policy,
+    WorkspaceMode,
+)
+
+NODE = NodeLife(node="n", incarnation="now", places=1, lanes=4)
+
+
+class FirstRefused(Settler):
+    """Says of the first link that it did not run, and of every other that it did."""
+
+    def __init__(self) -> None:
+        pass
+
+    def expect(self, order: CallOrder, timeout_s: float, *, run_id: str, startable: bool = True) -> Sent:
+        return Sent(order, timeout_s, asyncio.get_running_loop().create_future(), run_id, 0.0)
+
+    def now(self) -> float:
+        return 0.0
+
+    def forget(self, sent: Sent) -> None:
+        pass
+
+    async def settle(self, sent: Sent, cancelled: asyncio.Event) -> CallOutcome:
+        if sent.order.key.index == 0:
+            raise MustResend("the node was restarted")
+        return CallOutcome(key=sent.order.key, fate=Fate.RAN, result={"status": "success", "text": "ran"})
+
+
+class Nowhere(Dispatcher):
+    """Sends nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def send_chain(self, orders: object) -> bool:
+        return True
+
+
+def job(index: int, path: Path) -> Job:
+    key = CallKey(session="s", generation=1, step=1, index=index, attempt=MAX_ATTEMPTS)
+    box = BoxOrder(
+        session="s",
+        generation=1,
+        session_dir=str(path),
+        image="i",
+        workspace=str(path),
+        workspace_mode=WorkspaceMode.BIND,
+    )
+    order = CallOrder(
+        key=key,
+        call_id=f"c{index}",
+        node=NODE.node,
+        incarnation=NODE.incarnation,
+        tool="Bash",
+        arguments={"command": "true"},
+        policy=Policy.BOXED,
+        principal="p",
+        sent_at=0.0,
+        box=box,
+    )
+    return Job(order, 10.0)
+
+
+async def test_a_link_that_was_started_is_not_told_as_not_run(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    client = connect(redis_url)
+    store = Store(client)
+    watch = Watch(store)
+    watch.follow(NODE.node, NODE.incarnation)
+    executor = Executor(store=store, dispatcher=Nowhere(), settler=FirstRefused(), watch=watch)
+    jobs = [job(index, tmp_path) for index in range(3)]
+    redis_client.set(keys.claim(str(jobs[1].order.key)), "a worker")
+    outcomes: dict[int, Fate] = {}
+
+    async def keep(outcome: CallOutcome) -> None:
+        assert outcome.key.index not in outcomes
+        outcomes[outcome.key.index] = outcome.fate
+
+    await executor.run(Travel.CHAIN, jobs, NODE, asyncio.Event(), keep)
+    await client.aclose()
+    assert outcomes == {0: Fate.DID_NOT_RUN, 1: Fate.RAN, 2: Fate.DID_NOT_RUN}
