@@ -32,7 +32,7 @@ def document(found: Mapping[str, Any], docs: Path) -> None:
         parts += [f"## {title}\n", f"![{title}](scale-{name.replace('_', '-')}.svg)\n", *_curve(found[name], axis)]
     parts.append(
         "The curves are measured with nodes that claim each call and answer it at once: what a box costs does not hang "
-        "on how many others there are, and is in [performance-boxes.md](performance-boxes.md). On two cores more nodes "
+        "on how many others there are, and is measured by `python -m tests.bench.boxes`. On two cores more nodes "
         "bring no more calls a second; what must stay flat is what each call costs. The long session has a window of "
         "128,000 tokens: its history is compacted as it would be for a model, so a request does not grow without end. "
         "What is sent to a model grows with the square of the history between two compactions, with any client.\n"
