@@ -5,12 +5,15 @@ Whole blocks are sent anew, rendered here, so that a page that missed something 
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 
 from fastapi import Request
+from redis.exceptions import RedisError
 
+from coordinator.errors import ConfigError
 from coordinator.page import bars, rendering
 from coordinator.page.routing import Page, cookie_name
 from coordinator.page.story import Block, Story
@@ -19,6 +22,8 @@ from coordinator.service.entries import Entry
 from coordinator.service.journal import BEGINNING, EventId, Line
 from coordinator.session.events import TextDelta
 from coordinator.visible import visible
+
+log = logging.getLogger(__name__)
 
 GATHER_S = 0.15
 """Kept events that come so close behind each other are shown at once."""
@@ -70,7 +75,15 @@ class _Shown:
 
 
 async def live(request: Request, page: Page, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
-    """Yield the stream of one open page, which shows all up to an event."""
+    """Yield the stream of one open page, which shows all up to an event; the browser asks anew where it is cut off."""
+    try:
+        async for message in _messages(request, page, entry, after):
+            yield message
+    except (RedisError, ConfigError) as exc:
+        log.info("an open page is cut off", extra={"session_id": entry.session_id, "error": str(exc)})
+
+
+async def _messages(request: Request, page: Page, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
     secret = request.cookies.get(cookie_name(request, "login"), "")
     visitor = await asyncio.to_thread(page.logins.visitor, secret)
     if visitor is None:
