@@ -16,12 +16,12 @@ ANY_OBJECT: dict[str, JsonValue] = {"type": "object"}
 class McpArguments(RootModel[dict[str, JsonValue]]):
     """Arguments of an MCP tool: any object. The server holds them against its schema."""
 
-    schema_json: ClassVar[str] = json.dumps(ANY_OBJECT)
+    schema_text: ClassVar[str] = json.dumps(ANY_OBJECT)
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the server's schema."""
-        schema: dict[str, Any] = json.loads(cls.schema_json)
+        schema: dict[str, Any] = json.loads(cls.schema_text)
         return schema
 
 
@@ -73,7 +73,7 @@ def _arguments(parameters: Mapping[str, JsonValue]) -> type[McpArguments]:
     # What is not said may be given: the server alone knows.
     schema.setdefault("additionalProperties", True)
     for candidate in (schema, ANY_OBJECT):
-        made: type[McpArguments] = type("McpArguments", (McpArguments,), {"schema_json": json.dumps(candidate)})
+        made: type[McpArguments] = type("McpArguments", (McpArguments,), {"schema_text": json.dumps(candidate)})
         try:
             parameters_schema(made)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, PydanticUserError):
