@@ -36,7 +36,7 @@ class Plan:
     calm: bool = False
     """Wait for the recovery from each fault, to measure it."""
     keep: bool = False
-    """Keep the directory where something was wrong."""
+    """Keep a copy of the directory where something was wrong."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
     report = Report(plan)
     began = time.monotonic()
     deadline = began + plan.minutes * 60
-    with opened(plan.seed, plan.shape, plan.keep) as stage:
+    with opened(plan.seed, plan.shape) as stage:
         rng = random.Random(plan.seed + 1)
         kinds = schedule(plan)
         while time.monotonic() < deadline and (report.injected.total() < plan.faults or stage.model.calls < plan.calls):
@@ -90,11 +90,8 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
         report.verdict.violations += leftovers
         report.recoveries = stage.recoveries
         report.seconds = time.monotonic() - began
-        if plan.keep:
-            if report.verdict.violations:
-                report.kept = str(_kept(stage.directory))
-            else:
-                shutil.rmtree(stage.directory, ignore_errors=True)
+        if plan.keep and report.verdict.violations:
+            report.kept = str(_kept(stage.directory))
     return report
 
 

@@ -318,8 +318,8 @@ class ChaosStage:
 
 
 @contextlib.contextmanager
-def opened(seed: int, shape: Shape, keep: bool = False) -> Iterator[ChaosStage]:
-    """Yield a started stage; nothing of it is left afterwards, unless its directory is to be kept."""
+def opened(seed: int, shape: Shape) -> Iterator[ChaosStage]:
+    """Yield a started stage; nothing of it is left afterwards."""
     directory = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
     directory.chmod(0o755)
     stage = ChaosStage(directory, seed, shape)
@@ -328,5 +328,4 @@ def opened(seed: int, shape: Shape, keep: bool = False) -> Iterator[ChaosStage]:
         yield stage
     finally:
         stage.close()
-        if not keep:
-            shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
