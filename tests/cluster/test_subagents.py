@@ -79,11 +79,12 @@ class Asked:
 
 
 async def test_sub_agents_work_in_the_same_box_and_their_words_are_the_answers(stage: Any, embedded: Embedded) -> None:
+    edit = {"path": "/workspace/a.txt", "old_string": "1", "new_string": "2"}
     script = playing(
         [
             Turn(calls=(bash("cd /tmp && echo $PWD"), ScriptedCall("Read", {"path": "/workspace/a.txt"}))),
             Turn(calls=(task("one"), task("two"), task("three", "general", "change it"))),
-            Turn(calls=(bash("cat new.txt; pwd"), ScriptedCall("Edit", {"path": "/workspace/a.txt", "old_string": "1", "new_string": "2"}))),
+            Turn(calls=(bash("cat new.txt; pwd"), ScriptedCall("Edit", edit))),
             Turn("all done"),
         ],
         # Two that only read, at once; each waits in its box for the other one's mark.

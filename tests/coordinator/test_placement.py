@@ -27,7 +27,9 @@ async def placement(redis_url: str) -> AsyncIterator[Placement]:
     store, dispatcher = Store(client), Dispatcher(create_app(redis_url), "c")
     async with ReplyReader(reading, "c") as reader, Watch(store) as watch:
         watch.follow(NODE.node, NODE.incarnation)
-        yield Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch, turns=Turns(client), resend_s=0.05)
+        yield Placement(
+            store=store, reader=reader, dispatcher=dispatcher, watch=watch, turns=Turns(client), resend_s=0.05
+        )
     dispatcher.close()
     await client.aclose()
     await reading.aclose()

@@ -148,7 +148,7 @@ def test_a_stack_is_used_hurt_upgraded_and_taken_down(stack: Stack, until: Until
     # Taken down, with a session running: nothing is left.
     stack.started()
     stack.compose("down", "--volumes", "--timeout", "60")
-    left: dict[str, str | list[str]] = {"label": f"com.docker.compose.project={STACK}"}
+    left: dict[str, str | list[str] | bool] = {"label": f"com.docker.compose.project={STACK}"}
     assert client.containers.list(all=True, filters=left) == []
     assert client.networks.list(filters=left) == []
     assert client.volumes.list(filters=left) == []
