@@ -152,7 +152,8 @@ class Approvals:
             index=call.index,
             tool=call.name,
             digest=digest,
-            text=full_text(call),
+            # A server's own arguments may hold half a surrogate pair.
+            text=mend(full_text(call)),
             reason=verdict.reason,
             part=verdict.part,
             lasting=None if commands is None else sorted(list(words) for words in commands),
