@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from coordinator.cluster.store import Store, connect
 from coordinator.session.breakers import Breakers, Listed, ShownTools, table
-from coordinator.session.events import Event, Notice
+from coordinator.session.events import Event, Notice, ToolsShown
 from tools.registry import Registry, builtin_registry
 from worker.contract import breaker, keys, metadata
 from worker.contract.breaker import Ending, Phase
@@ -69,8 +69,10 @@ def told() -> list[str]:
 @pytest.fixture
 def tools(client: Redis, told: list[str]) -> ShownTools:
     def emit(event: Event) -> None:
-        assert isinstance(event, Notice)
-        told.append(event.text)
+        # The list itself is kept for readers of the transcript.
+        assert isinstance(event, Notice | ToolsShown)
+        if isinstance(event, Notice):
+            told.append(event.text)
 
     return ShownTools(Breakers(client), builtin_registry(), "s1", emit, strict=False)
 

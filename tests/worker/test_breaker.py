@@ -546,7 +546,7 @@ def test_a_setting_that_names_no_error_code_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [("{oops", 'field "breaker"'), ('{"tools": {"Bash": {"counts_as_fault": ["X"]}}}', "there is no error code X")],
+    [("{oops", "SANDHOG_BREAKER"), ('{"tools": {"Bash": {"counts_as_fault": ["X"]}}}', "there is no error code X")],
 )
 def test_a_node_with_a_wrong_setting_ends_with_code_2_and_says_why(value: str, words: str, tmp_path: Path) -> None:
     environment = {**os.environ, "SANDHOG_BREAKER": value, "SANDHOG_REDIS_URL": "unix:///nowhere"}
