@@ -54,6 +54,7 @@ def test_a_schedule_has_each_kind_and_follows_from_its_seed() -> None:
 
 @pytest.mark.docker
 # Some thirty faults, each of which takes a second or more, with recoveries of ten seconds in between.
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_short_chaos() -> None:

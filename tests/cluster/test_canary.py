@@ -16,7 +16,7 @@ from tests.cluster.machines import Node
 from tests.conftest import sync_client
 from worker.contract import keys
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(300)]
 
 TOKEN = "a-token-for-prometheus"
 

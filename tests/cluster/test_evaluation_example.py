@@ -11,7 +11,7 @@ from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.test_batch import END_S, batch, lines
 from tests.cluster.test_command_line import SANDHOG, leftovers
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(400)]
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "evaluation"
 

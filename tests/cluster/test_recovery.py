@@ -18,7 +18,7 @@ from tests.cluster.conftest import Played, Stage, Start, answers
 from tests.cluster.machines import Server
 from tests.conftest import Until
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.long, pytest.mark.docker]
 
 WAIT_S = 100.0
 IMPATIENT = """

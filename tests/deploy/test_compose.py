@@ -19,6 +19,8 @@ import pytest
 
 from tests.conftest import Until
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 STACK = "sandhog-test"
 COMPOSE_S = 600

@@ -14,7 +14,7 @@ from tests.cluster.test_command_line import SECRET, leftovers
 from tests.docs.pages import PAGES, ROOT, blocks
 
 # Many commands one after the other: seconds on a quiet machine, minutes on one that is busy.
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(300)]
 
 GETTING_STARTED = ROOT / "docs/getting-started.md"
 OWN_LOOP = ROOT / "docs/bring-your-own-loop.md"
