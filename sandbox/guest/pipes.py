@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     # The typing module alone would be a tenth of the guest's memory.
     from typing import Any
 
+EXIT_S = 2.0
+"""A command that has closed its output exits of its own accord within that time, or is killed."""
+
 
 class Pipe:
     """One command and its three pipes; a descriptor of -1 is closed."""
@@ -145,8 +148,8 @@ class Pipes:
             return
         if not data:
             self._close_fd(pipe, "out")
-            # A server that says no more is of no more use, nor is what it started.
-            kill_marked(pipe.marker)
+            # A server that says no more is of no more use, nor is what it started; most are just about to exit.
+            self._loop.after(EXIT_S, lambda: self._end_silent(pipe))
             self._settle(pipe)
             return
         pipe.credit -= stream_cost(len(data))
@@ -201,6 +204,11 @@ class Pipes:
         if pipe.number in self._pipes:
             kill_marked(pipe.marker)
             self._settle(pipe)
+
+    def _end_silent(self, pipe: Pipe) -> None:
+        """Kill a command that closed its output and runs on."""
+        if pipe.number in self._pipes and pipe.ended is None:
+            kill_marked(pipe.marker)
 
     def _settle(self, pipe: Pipe) -> None:
         """Tell the host of the end once all output is on its way."""
