@@ -1,4 +1,4 @@
-"""Who did what: every human action → **audit** → one line on the volume. Shared by the API and the page.
+"""Who did what: every human action → **audit** → one line on the volume. Shared by the API, the page and the terminal.
 
 The log is only ever appended to. Each process writes a line with one system call, so that lines of several do not mix.
 """
@@ -23,7 +23,23 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_DETAIL_CHARS = 2_000
 
 Action = Literal[
-    "login", "login_refused", "logout", "allow", "deny", "cancel", "drain", "undrain", "request", "call_denied"
+    "login",
+    "login_refused",
+    "logout",
+    "run",
+    "resume",
+    "batch",
+    "allow",
+    "deny",
+    "cancel",
+    "apply",
+    "drain",
+    "undrain",
+    "gc",
+    "token_create",
+    "token_revoke",
+    "request",
+    "call_denied",
 ]
 
 
@@ -34,11 +50,11 @@ class AuditLine(BaseModel):
 
     at: datetime
     actor: str
-    """The principal; "" for somebody who is not known."""
+    """The principal, or `user@host` at a terminal; "" for somebody who is not known."""
     address: str
-    """Where the request came from, as the server saw it."""
+    """Where the request came from, as the server saw it; "" for a terminal."""
     via: str
-    """`page`, `api`, or `session` for what no person did."""
+    """`page`, `api`, `terminal`, or `session` for what no person did."""
     action: str
     session: str = ""
     """The session that it was about; "" for none."""
@@ -77,10 +93,12 @@ class AuditLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.with_suffix(".lock").open("ab") as lock:
+                self._let_in(lock.fileno())
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 self._put_aside(len(content))
                 file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
+                    self._let_in(file)
                     os.write(file, content)
                     os.fsync(file)
                 finally:
@@ -88,6 +106,13 @@ class AuditLog:
         except OSError as exc:
             raise TranscriptError(f"{self.path} cannot be written: {exc}") from exc
         log.info("a person acted", extra={"actor": actor, "action": action, "session_id": session})
+
+    def _let_in(self, file: int) -> None:
+        """Give a file that root made to whom the volume is: a server that is not root must be able to go on with it."""
+        if os.geteuid() != 0 or os.fstat(file).st_uid != 0:
+            return
+        volume = self.path.parent.stat()
+        os.fchown(file, volume.st_uid, volume.st_gid)
 
     def _put_aside(self, more_bytes: int) -> None:
         try:

@@ -1,8 +1,6 @@
 """Answers what a session asks, from another terminal: `sandhog approve`."""
 
 import asyncio
-import getpass
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 
 from coordinator.cluster.approval_requests import Requests
+from coordinator.commands.acting import actor, keep_action
 from coordinator.commands.elsewhere import everywhere
 from coordinator.commands.marking import marked_lines
 from coordinator.errors import ConfigError
@@ -47,14 +46,18 @@ def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer
 
     Raises:
         ConfigError: nobody asks that, or it was answered before or too late.
+        TranscriptError: the audit log takes no line; nothing was answered.
     """
     given = ApprovalAnswer(
         answer_id=uuid.uuid4().hex,
         decision="allow" if answer.is_allowed else "deny",
-        by=f"{_user()} by sandhog approve",
+        by=f"{actor()} by sandhog approve",
         note=answer.note,
         is_lasting=answer.is_lasting,
     )
+
+    lasting = ", for the session" if answer.is_lasting else ""
+    keep_action(state_dir, given.decision, session=session, detail=f"call {name}{lasting}")
 
     async def tell(client: Redis) -> tuple[Taken, ApprovalAnswer | None]:
         return await Requests(client).answer(session, name, given)
@@ -75,10 +78,3 @@ def shown(request: ApprovalRequest) -> list[str]:
     """Return a request in lines, whole."""
     head = f"{request.session} {request.name}: {visible_line(request.tool, 30)} wants a yes: "
     return [head + visible_line(request.reason, 4 * WIDTH), *marked_lines(request.text, request.part, WIDTH)]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user {os.getuid()}"

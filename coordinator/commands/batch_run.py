@@ -22,6 +22,7 @@ from coordinator.batch.run import Batch, Plan
 from coordinator.batch.shown import Show
 from coordinator.batch.summary import Summary
 from coordinator.batch.tasks import TaskFile, Turn
+from coordinator.commands.acting import keep_action
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.commands.terminal import is_terminal
 from coordinator.embedded import Embedded
@@ -87,6 +88,9 @@ async def _run(given: Given, settings: Settings, results: Results) -> int:
         left = _left(given, results)
         _write_manifest(given, client.settings)
         if left.turns and not signals.first.is_set():
+            keep_action(
+                settings.state_dir, "batch", detail=f"{len(left.turns)} runs of {given.tasks.path} into {given.out}"
+            )
             await _run_turns(given, settings, results, clients, signals, left)
     finally:
         await clients.close()

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.acting import keep_action
 from coordinator.commands.elsewhere import ask_cancel
 from coordinator.commands.kept import directory_of
 from coordinator.session.events import SessionEnded
@@ -40,6 +41,7 @@ def _cancelled(settings: Settings, session: str, wait_s: float) -> tuple[str, bo
     status = _status(settings, session)
     if status is not None:
         return f"had ended: {status}", True
+    keep_action(settings.state_dir, "cancel", session=session)
     if not ask_cancel(settings, session):
         return f"is run by no process; `sandhog resume {session}` goes on with it", False
     deadline = time.monotonic() + wait_s

@@ -7,6 +7,7 @@ import typer
 from redis.exceptions import RedisError
 
 from coordinator.cluster.store import Store, connect
+from coordinator.commands.acting import keep_action
 from coordinator.commands.nodes import found_urls
 from coordinator.errors import ConfigError
 from coordinator.settings import read_settings
@@ -39,6 +40,7 @@ def drain(
     stopped.
     """
     settings = read_settings()
+    keep_action(settings.state_dir, "undrain" if undo else "drain", detail=node)
     known: list[str] = []
     for url in found_urls(settings.redis_url, settings.state_dir):
         try:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.acting import keep_action
 from coordinator.commands.wording import size
 from coordinator.embedded import dead_runs, sweep
 from coordinator.errors import ConfigError, SandhogError
@@ -30,6 +31,8 @@ def gc(
     goes of a session that is at work. `sandhog show` tells what was removed.
     """
     settings = read_settings()
+    if not dry_run:
+        keep_action(settings.state_dir, "gc")
     removed = [*_of_runs(settings.state_dir / "runs", is_trial=dry_run), *_of_sessions(settings, is_trial=dry_run)]
     if as_json:
         print(REMOVALS.dump_json(removed).decode())

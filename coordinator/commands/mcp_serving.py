@@ -6,6 +6,7 @@ import secrets
 import sys
 from dataclasses import dataclass
 
+from coordinator.commands.acting import keep_action
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.ending import end
 from coordinator.mcp.http import HOST, PATH, HttpServer, listen
@@ -50,6 +51,8 @@ async def _serve(serving: Serving, settings: Settings) -> None:
     with redis_of(settings, serving.tools) as (redis_url, embedded):
         async with open_cluster(redis_url, settings.state_dir, serving.tools, cancels_alone=True) as cluster:
             box = ServedBox(serving.request, cluster=cluster, approver=_approver(serving.approve))
+            place = serving.request.workspace.directory
+            keep_action(settings.state_dir, "run", session=box.session_id, detail=f"for an MCP client, on {place}")
             box.prepare()
             client = asyncio.create_task(_client(serving, box), name="client")
             stop = asyncio.create_task(signals.first.wait())

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from coordinator.audit import Action
 from coordinator.cluster.parts import Cluster
+from coordinator.commands.acting import keep_action
 from coordinator.commands.messages import ChatSignals, Messages
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.commands.terminal import TerminalApprover
@@ -19,7 +21,7 @@ from coordinator.embedded import Embedded
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
-from coordinator.session.approvals import Always, Approver, Elsewhere, Never
+from coordinator.session.approvals import Always, Approver, Decided, Elsewhere, Never
 from coordinator.session.conversation import NextMessage
 from coordinator.session.events import Event, EventSink
 from coordinator.session.loop import Ending
@@ -30,6 +32,7 @@ from coordinator.session.runner import SessionRunner
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
 from tools.loading import LoadedTools, ToolsUnusable, load_tools
+from worker.contract.approvals import ApprovalRequest
 
 HURRY_S = 3.0
 """How long a session that was cancelled twice may still take to end its box."""
@@ -94,11 +97,17 @@ async def _run_on(
         command = replace(command, request=replace(command.request, prompt=said))
     model = ModelClient(await choose_model(command.model))
     cancelled = messages.signals.turn if messages and messages.signals else signals.first
-    approver = _approver(command.approve, timeline, cancelled, lines)
+    approver = _approver(command.approve, timeline, cancelled, lines, settings.state_dir)
     try:
         async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
             session = _Around(model, approver, [_shown(timeline, messages)], messages.next if messages else None)
             runner = await _runner(command, cluster, session)
+            keep_action(
+                settings.state_dir,
+                "run" if command.goes_on is None else "resume",
+                session=runner.session_id,
+                detail=str(command.request.workspace.directory),
+            )
             async with looked_after(embedded) as broken:
                 return await _attended(runner, cancelled, signals.second, broken)
     finally:
@@ -201,12 +210,19 @@ async def _attended(
         second.cancel()
 
 
-def _approver(approve: str, timeline: Timeline, cancelled: asyncio.Event, lines: TypedLines) -> Approver:
+def _approver(
+    approve: str, timeline: Timeline, cancelled: asyncio.Event, lines: TypedLines, state_dir: Path
+) -> Approver:
+    def keep(request: ApprovalRequest, decided: Decided) -> None:
+        lasting = ", for the session" if decided.is_lasting else ""
+        answer: Action = "allow" if decided.is_allowed else "deny"
+        keep_action(state_dir, answer, session=request.session, detail=f"call {request.name}{lasting}")
+
     match approve:
         case "always":
             return Always()
         case "ask":
-            return TerminalApprover(timeline, cancelled, lines, sys.stderr)
+            return TerminalApprover(timeline, cancelled, lines, sys.stderr, keep)
         case "wait":
             return Elsewhere()
         case _:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from coordinator.commands.acting import keep_action
 from coordinator.commands.terminal import is_terminal
 from coordinator.session.result import SessionResult
 from coordinator.visible import visible
@@ -39,6 +40,11 @@ def _print_outcome(result: SessionResult, *, is_gone: bool) -> None:
 
 
 def apply_kept(session_dir: Path, directory: Path) -> int:
-    """Put a kept result into its directory; return the exit code. The node side's program does it, as on a node."""
+    """Put a kept result into its directory; return the exit code. The node side's program does it, as on a node.
+
+    Raises:
+        TranscriptError: the audit log takes no line; nothing was done.
+    """
+    keep_action(session_dir.parent.parent, "apply", session=session_dir.name, detail=str(directory))
     argv = [sys.executable, "-P", "-m", "worker", "apply", str(session_dir), str(directory)]
     return subprocess.run(argv, check=False).returncode

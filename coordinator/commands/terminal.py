@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TextIO
 
 from coordinator.commands.typed_lines import TypedLines
+from coordinator.errors import TranscriptError
 from coordinator.session.approvals import Decided
 from worker.contract.approvals import ApprovalRequest
 
@@ -22,15 +24,31 @@ class Display(Protocol):
 
 
 class TerminalApprover:
-    """Asks on a terminal; the call itself was shown by the timeline, whole. No answer is no."""
+    """Asks on a terminal; the call itself was shown by the timeline, whole. No answer is no.
+
+    Args:
+        display: What else writes on the terminal.
+        cancelled: The session is ended.
+        answers: What is typed.
+        questions: Where they are asked.
+        note: Keeps a person's answer before it counts; blocks, and raises `TranscriptError` where it cannot be kept.
+    """
 
     waits = True
 
-    def __init__(self, display: Display, cancelled: asyncio.Event, answers: TypedLines, questions: TextIO) -> None:
+    def __init__(
+        self,
+        display: Display,
+        cancelled: asyncio.Event,
+        answers: TypedLines,
+        questions: TextIO,
+        note: Callable[[ApprovalRequest, Decided], None] = lambda request, decided: None,
+    ) -> None:
         self._display = display
         self._cancelled = cancelled
         self._answers = answers
         self._questions = questions
+        self._note = note
 
     async def ask(self, request: ApprovalRequest) -> Decided | None:
         """Return the human's decision; a cancelled session or the end of the input is a no.
@@ -57,7 +75,14 @@ class TerminalApprover:
                     return Decided(False, by="nobody answered", note="the session was ended")
                 decided = _decided(line.strip())
                 if decided is not None:
-                    return decided
+                    return await self._noted(request, decided)
+
+    async def _noted(self, request: ApprovalRequest, decided: Decided) -> Decided:
+        try:
+            await asyncio.to_thread(self._note, request, decided)
+        except TranscriptError as exc:
+            return Decided(False, by="the audit log", note=str(exc))
+        return decided
 
 
 def _decided(answer: str) -> Decided | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from coordinator.commands.acting import keep_action
 from coordinator.errors import ConfigError
 from coordinator.service.principals import Allowance
 from coordinator.service.tokens import Tokens
@@ -36,7 +37,9 @@ def create(
     allowance = read_allowance(ceiling_file) if ceiling_file is not None else None
     if operator:
         allowance = (allowance or Allowance()).model_copy(update={"is_operator": True})
-    print(Tokens(read_settings().state_dir).create(name, allowance))
+    state_dir = read_settings().state_dir
+    keep_action(state_dir, "token_create", detail=f"{name}, an operator" if operator else name)
+    print(Tokens(state_dir).create(name, allowance))
 
 
 @app.command(name="list")
@@ -51,7 +54,9 @@ def show() -> None:
 @app.command()
 def revoke(what: Annotated[str, typer.Argument(help="A token's id, or a principal for all of its tokens.")]) -> None:
     """Take tokens back, at once. Sessions that run go on; `sandhog serve` lets nobody to them with that token."""
-    count = Tokens(read_settings().state_dir).revoke(what)
+    state_dir = read_settings().state_dir
+    keep_action(state_dir, "token_revoke", detail=what)
+    count = Tokens(state_dir).revoke(what)
     if count == 0:
         raise ConfigError(f"There is no token {what!r} and no principal of that name that has one.")
     print(f"{count} revoked")

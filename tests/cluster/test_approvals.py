@@ -278,6 +278,12 @@ class TestCommandLine:
         assert (project / "made").read_text() == "made\n"
         assert "not on Mondays" in json.dumps(endpoint.requests[-1]["messages"])
         assert "by sandhog approve" in err
+        kept = [json.loads(line) for line in (state_dir / "audit.jsonl").read_text().splitlines()]
+        assert [(one["action"], one["session"], one["detail"]) for one in kept] == [
+            ("run", session_id, str(project)),
+            ("deny", session_id, "call 1.0"),
+            ("allow", session_id, "call 1.1"),
+        ]
 
     def test_an_answer_must_say_which(self, environment: dict[str, str]) -> None:
         unclear = self.sandhog(environment, "approve", "20300101-000000-00000000", "1.0")

@@ -116,6 +116,8 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
             repeated, _ = again.communicate(timeout=END_S)
         assert again.returncode == 1
         assert len(json.dumps(list(endpoint.requests))) == len(asked), "nothing is run again"
+    kept = [json.loads(line) for line in (state_dir / "audit.jsonl").read_text().splitlines()]
+    assert [(line["action"], line["detail"]) for line in kept] == [("batch", f"9 runs of {tasks} into {out}")]
     found = {(line["id"], line["sample"]): line for line in lines(out)}
     assert len(found) == 9, err
     for name in ("passes", "packed", "imaged", "org__repo-1"):

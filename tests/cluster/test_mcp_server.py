@@ -1,6 +1,7 @@
 """`sandhog mcp` with the official SDK's client at the far end, over real stdio and HTTP."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -85,6 +86,8 @@ async def test_a_client_works_in_a_box_of_its_own(project: Path, state_dir: Path
     patch = next((state_dir / "sessions").glob("*/patch.diff")).read_text()
     assert "+first" in patch
     assert (project / "a.txt").read_text() == "alpha\nbeta\n"
+    (line,) = [json.loads(line) for line in (state_dir / "audit.jsonl").read_text().splitlines()]
+    assert (line["action"], line["detail"]) == ("run", f"for an MCP client, on {project}")
     kept = next((state_dir / "sessions").glob("*/*.jsonl")).read_text()
     assert '"type":"session_ended"' in kept
     assert leftovers(state_dir) == []

@@ -212,6 +212,9 @@ def test_a_command_that_was_killed_is_resumed(
                 # Its box has ended with it: whether the command came to its end nobody knows.
                 assert first.error_code == "OUTCOME_UNKNOWN"
                 assert (place / "log").read_text().count("x") <= 1
+            kept = Path(where[place]["SANDHOG_STATE_DIR"], "audit.jsonl").read_text().splitlines()
+            acts = [json.loads(line) for line in kept if result["session_id"] in line]
+            assert [act["action"] for act in acts] == ["run", "resume"]
 
 
 def test_a_chat_takes_its_messages_from_a_pipe(

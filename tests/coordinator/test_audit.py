@@ -1,6 +1,7 @@
 """The audit log: lines, modes, and what becomes of a large one."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -51,3 +52,14 @@ def test_an_action_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(TranscriptError, match="cannot be written"):
         AuditLog(tmp_path).write("cancel", actor="a", address="", via="api")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for others")
+def test_what_root_begins_the_volumes_owner_can_go_on_with(tmp_path: Path) -> None:
+    os.chown(tmp_path, 10_001, 10_001)
+
+    AuditLog(tmp_path).write("cancel", actor="root@host", address="", via="terminal")
+
+    for name in ("audit.jsonl", "audit.lock"):
+        status = (tmp_path / name).stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o777 & 0o600) == (10_001, 10_001, 0o600), name
