@@ -79,6 +79,8 @@ class SessionPlace:
         self._is_open = generation > 0
         self._generation = generation or 1
         self._home = home
+        self._has_stood = home is not None
+        """The session had a box, here or before."""
         self._tools = tools
         self._emit = emit
         self._on_lost = on_lost
@@ -162,6 +164,7 @@ class SessionPlace:
                     raise
                 # The node was lost while it made the box ready.
                 self._home = node.node
+        self._has_stood = True
         self.notes = prepared.notes
         self.mcp = prepared.mcp
         run_id = await self._ask(self._cluster.store.run_id)
@@ -198,7 +201,10 @@ class SessionPlace:
         return True
 
     async def leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
-        """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy."""
+        """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy.
+
+        A copy in which no box ever stood holds nothing that its directory does not.
+        """
         placement, store = self._cluster.placement, self._cluster.store
         away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
         check = self._check(ending)
@@ -216,7 +222,8 @@ class SessionPlace:
                 node,
                 apply=self._request.apply and is_done,
                 check=check,
-                keep_workspace=self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done),
+                keep_workspace=self._has_stood
+                and (self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done)),
                 away_s=away_s,
             )
         # A Redis that says nothing must not hold up the end: both are for comfort.

@@ -218,3 +218,5 @@ async def test_an_image_that_is_not_there_fails_the_session_with_what_to_do(stag
     played = await stage.play([turn, Turn("done")], image="no-such-image:ever")
     assert played.result.status == "failed"
     assert "no-such-image:ever" in played.result.stop_reason
+    left = {path.name for path in Path(played.result.transcript).parent.iterdir()}
+    assert left & {"work", "work.part", "base", "base.part", "disk", "disk.img"} == set(), "no box was ever in the copy"
