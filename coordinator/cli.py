@@ -5,7 +5,10 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import (  # type: ignore[attr-defined]  # where else it is has no public name
+    CompletionItem,
+    TyperGroup,
+)
 
 from coordinator.errors import ConfigError, SandhogError
 
@@ -58,10 +61,15 @@ class _Commands(TyperGroup):
         command.name = cmd_name
         return command
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        """Return what the shell offers: names alone, for what each command does it would have to be imported."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
+
 
 cli = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     no_args_is_help=True,
     # A pretty trace would show the values of local variables, keys among them.
     pretty_exceptions_enable=False,

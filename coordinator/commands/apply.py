@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.completing import session_ids as known
 from coordinator.commands.kept import find_session
 from coordinator.commands.outcome import apply_kept
 from coordinator.commands.terminal import is_terminal
@@ -17,7 +18,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def apply(
-    session_id: Annotated[str, typer.Argument(help="Session that worked on a private copy.")],
+    session_id: Annotated[str, typer.Argument(help="Session that worked on a private copy.", autocompletion=known)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
 ) -> None:
     """Put a session's patch into the directory it was made for: all of it, or nothing where something changed since."""

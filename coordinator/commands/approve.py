@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from coordinator.commands.answering import Answer, give, shown, waiting
+from coordinator.commands.completing import waiting_calls, waiting_sessions
 from coordinator.errors import ConfigError
 from coordinator.settings import read_settings
 
@@ -13,8 +14,12 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def approve(
-    session_id: Annotated[str | None, typer.Argument(help="The session that asks.")] = None,
-    call: Annotated[str | None, typer.Argument(help="The call it asks about, such as 3.0.")] = None,
+    session_id: Annotated[
+        str | None, typer.Argument(help="The session that asks.", autocompletion=waiting_sessions)
+    ] = None,
+    call: Annotated[
+        str | None, typer.Argument(help="The call it asks about, such as 3.0.", autocompletion=waiting_calls)
+    ] = None,
     allow: Annotated[bool | None, typer.Option("--allow/--deny", help="Yes, or no.")] = None,
     always: Annotated[bool, typer.Option("--always", help="With --allow: for the whole session.")] = False,
     note: Annotated[str, typer.Option(help="With --deny: said to the model.")] = "",

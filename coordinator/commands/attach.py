@@ -3,10 +3,10 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from coordinator.commands.completing import SessionId
 from coordinator.commands.kept import directory_of
 from coordinator.commands.terminal import TerminalApprover, is_terminal
 from coordinator.commands.typed_lines import TypedLines
@@ -20,7 +20,7 @@ POLL_S = 0.3
 
 @app.command()
 def attach(
-    session_id: Annotated[str, typer.Argument(help="The session; the beginning of its id is enough, or `last`.")],
+    session_id: SessionId,
 ) -> None:
     """Watch a session live and answer its questions from here; Ctrl-C leaves it running."""
     settings = read_settings()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from coordinator.commands.acting import keep_action
+from coordinator.commands.completing import session_ids as known
 from coordinator.commands.elsewhere import ask_cancel
 from coordinator.commands.kept import directory_of
 from coordinator.session.events import SessionEnded
@@ -19,7 +20,9 @@ POLL_S = 0.2
 
 @app.command()
 def cancel(
-    session_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Sessions; beginnings are enough.")],
+    session_ids: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Sessions; beginnings are enough.", autocompletion=known)
+    ],
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for their end.")] = 15.0,
 ) -> None:
     """Ask whoever runs these sessions to cancel them, and say what became of each.

@@ -8,6 +8,7 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.store import Store, connect
 from coordinator.commands.acting import keep_action
+from coordinator.commands.completing import node_names
 from coordinator.commands.nodes import found_urls
 from coordinator.errors import ConfigError
 from coordinator.settings import read_settings
@@ -31,7 +32,7 @@ async def drain_node(redis_url: str, node: str, *, undo: bool) -> tuple[bool, li
 
 @app.command()
 def drain(
-    node: Annotated[str, typer.Argument(help="Its name; see `sandhog nodes`.")],
+    node: Annotated[str, typer.Argument(help="Its name; see `sandhog nodes`.", autocompletion=node_names)],
     undo: Annotated[bool, typer.Option("--undo", help="Let it have new sessions again.")] = False,
 ) -> None:
     """Give a worker no new sessions. Those it has go on; their idle boxes are ended, their workspaces kept.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.completing import SessionId
 from coordinator.commands.kept import directory_of
 from coordinator.errors import ConfigError
 from coordinator.session.exporting import ExportFormat, export
@@ -18,7 +19,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command("export")
 def export_session(
-    session_id: Annotated[str, typer.Argument(help="The session; the beginning of its id is enough, or `last`.")],
+    session_id: SessionId,
     form: Annotated[ExportFormat, typer.Option("--format", help="How it is written.")] = ExportFormat.CHAT,
     out: Annotated[Path | None, typer.Option(help="File to write; standard output if left out.")] = None,
     as_sent: Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.completing import SessionId
 from coordinator.commands.kept import directory_of
 from coordinator.settings import read_settings
 
@@ -17,7 +18,7 @@ POLL_S = 0.3
 
 @app.command()
 def logs(
-    session_id: Annotated[str, typer.Argument(help="The session; the beginning of its id is enough, or `last`.")],
+    session_id: SessionId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the session has ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The events, one JSON object a line.")] = False,
 ) -> None:

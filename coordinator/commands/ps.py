@@ -21,7 +21,10 @@ NOTHING = "No session runs. Those that ended: sandhog ps --all"
 @app.command()
 def ps(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also sessions that have ended.")] = False,
-    status: Annotated[list[str] | None, typer.Option(help="Only sessions in this state; may be repeated.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(help="Only sessions in this state; may be repeated.", autocompletion=lambda: STATES),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 100,
     as_json: run_flags.Json = False,
 ) -> None:
@@ -45,9 +48,7 @@ def ps(
         print(json.dumps([{**view.model_dump(mode="json"), "status": state} for state, view in shown]))
     elif sys.stdout.isatty():
         console = Console()
-        console.print(
-            table_of(shown, now, console.width) if shown else "No session runs. Those that ended: sandhog ps --all"
-        )
+        console.print(table_of(shown, now, console.width) if shown else NOTHING)
     else:
         print(*lines_of(shown, now), sep="\n", end="\n" if shown else "")
     if len(rows) > len(shown):

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from coordinator.commands import box_flags, run_flags
+from coordinator.commands.completing import SessionId
 from coordinator.commands.kept import session_named
 from coordinator.commands.one_session import Command, Going, own_tools, run_command
 from coordinator.commands.outcome import finish
@@ -24,7 +25,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def resume(
-    session_id: Annotated[str, typer.Argument(help="The session; the beginning of its id is enough, or `last`.")],
+    session_id: SessionId,
     message: Annotated[str, typer.Argument(help="What you say to it; a session that has completed needs it.")] = "",
     model: run_flags.Model = None,
     approve: run_flags.Answerer = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.completing import SessionId
 from coordinator.commands.kept import directory_of
 from coordinator.commands.showing import Showing, raw_result
 from coordinator.errors import ConfigError
@@ -21,7 +22,7 @@ _CALL = re.compile(r"(?P<step>[0-9]{1,9})\.(?P<index>[0-9]{1,9})")
 
 @app.command()
 def show(
-    session_id: Annotated[str, typer.Argument(help="The session; the beginning of its id is enough, or `last`.")],
+    session_id: SessionId,
     raw: Annotated[
         str | None, typer.Option("--raw", metavar="CALL", help="All of one call's result, such as 3.0, uncut.")
     ] = None,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.commands.completing import session_ids as known
 from coordinator.visible import visible_line
 
 app = typer.Typer(add_completion=False)
@@ -12,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def wait(
-    session_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The sessions.")],
+    session_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The sessions.", autocompletion=known)],
     url: Annotated[
         str | None, typer.Option(help="A server that has them (SANDHOG_URL); else SANDHOG_STATE_DIR is looked at.")
     ] = None,
