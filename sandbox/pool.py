@@ -7,6 +7,7 @@ made. User and directories are made anew for each warm box, at its birth, and go
 import hashlib
 import json
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -23,6 +24,8 @@ from sandbox.spec import BoxSpec
 log = logging.getLogger(__name__)
 
 PER_BOX = ("workspace_dir", "workspace_size_bytes", "spill_dir", "uid", "gid", "image", "principal")
+CALM_S = 0.2
+"""After a claim no box is started for so long: the session's first call goes before the refill, on the same cores."""
 PING_S = 1.0
 """A warm box that does not answer so soon is not handed over."""
 MAX_PAUSE_S = 60.0
@@ -123,6 +126,7 @@ class WarmPool:
         self._kinds: dict[str, _Kind] = {}
         self._lock = threading.Lock()
         self._is_closed = self._is_held = False
+        self._claimed_at = -math.inf
         self._wake = threading.Event()
         self._starters = ThreadPoolExecutor(settings.refills, thread_name_prefix="pool-start")
         self._keeper = threading.Thread(target=self._keep, name="pool-keeper", daemon=True)
@@ -161,6 +165,7 @@ class WarmPool:
             log.warning("a warm box does not answer and is replaced", extra={"box_id": warm.box.box_id})
             self.discard(warm)
         with self._lock:
+            self._claimed_at = time.monotonic()
             kind.wanted.append(self._clock())
         self._wake.set()
         return warm
@@ -228,6 +233,7 @@ class WarmPool:
         while not self._is_closed:
             self._wake.wait(self._settings.tend_s)
             self._wake.clear()
+            self._keep_calm()
             try:
                 for warm in self._rejected():
                     self.discard(warm)
@@ -235,6 +241,12 @@ class WarmPool:
             except Exception:
                 # The pool goes on: without it every session waits for its start.
                 log.exception("the pool could not be tended")
+
+    def _keep_calm(self) -> None:
+        """Let the call for which a box was just claimed go first."""
+        calm_s = self._claimed_at + CALM_S - time.monotonic()
+        if calm_s > 0 and not self._is_closed:
+            time.sleep(calm_s)
 
     def _rejected(self) -> list[WarmBox]:
         """Take out what is dead, what nobody wants any more, and what is more than is wanted."""
