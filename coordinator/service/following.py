@@ -2,23 +2,29 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from coordinator.service.entries import Entry, Follower
 from coordinator.service.journal import POLL_S, EventId, Journal, Line
 from coordinator.session.events import TextDelta
 
 
-async def follow(entry: Entry, after: EventId, is_over: Callable[[], bool]) -> AsyncIterator[Line | TextDelta | None]:
-    """Yield a session's kept events from one on, with pieces of text between them as they come; None for a pause.
+async def follow(
+    entry: Entry, after: EventId, is_over: Callable[[], bool], directory: Path | None = None
+) -> AsyncIterator[Line | TextDelta | None]:
+    """Yield a session's kept events from one on, with pieces of text between them as they come.
+
+    None comes at a pause, and where something happened of which nothing is kept here: a sub-agent did it.
 
     Args:
         entry: The session.
         after: The last event that the reader has.
         is_over: Whether nothing more will come; what was kept by then is still yielded.
+        directory: Of a sub-agent of it whose events are wanted instead.
     """
     follower = Follower()
     entry.followers.add(follower)
-    journal = Journal(entry.directory, after)
+    journal = Journal(directory or entry.directory, after)
     try:
         while True:
             follower.wake.clear()
@@ -35,7 +41,8 @@ async def follow(entry: Entry, after: EventId, is_over: Callable[[], bool]) -> A
             follower.is_behind |= bool(lines)
             if not lines and ends:
                 return
-            if not lines and not await _woken(follower.wake):
+            if not lines:
+                await _woken(follower.wake)
                 yield None
     finally:
         entry.followers.discard(follower)
