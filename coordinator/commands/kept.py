@@ -7,7 +7,7 @@ from pathlib import Path
 from coordinator.errors import ConfigError
 from coordinator.session.events import SessionStarted
 from coordinator.session.reading import read_session
-from coordinator.session.subagents import CHILDREN_DIR
+from coordinator.session.transcript import CHILDREN_DIR
 from worker.contract import keys
 from worker.contract.removals import Kind, removals_of
 

@@ -11,7 +11,7 @@ from coordinator.commands.wording import size
 from coordinator.errors import ConfigError
 from coordinator.session.events import AnswerShortened, CallFinished, CutInfo, Event, SessionStarted
 from coordinator.session.reading import SessionReading
-from coordinator.session.subagents import CHILDREN_DIR
+from coordinator.session.transcript import CHILDREN_DIR
 from coordinator.visible import visible, visible_line
 from worker.contract.places import has_private_copy
 from worker.contract.removals import Removal, removals_of

@@ -35,7 +35,7 @@ from coordinator.session.home_tools import HOME_TOOLS, HomeCall
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.spend import WallClock
 from coordinator.session.talk import Account, Lent, Talk
-from coordinator.session.transcript import Transcript
+from coordinator.session.transcript import CHILDREN_DIR, Transcript
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from tools.registry import Registry
 from tools.task import TASK_TOOL, TaskParameters
@@ -49,8 +49,6 @@ AT_ONCE = 8
 """Sub-agents of one session that run at the same time; others wait."""
 MOST_STEPS = 50
 """Replies of one sub-agent, where the session above it has as many left."""
-CHILDREN_DIR = "children"
-"""In the session's directory: a directory for each of its sub-agents."""
 
 RULES = (
     "You are a sub-agent. Your task comes from the agent that leads this session, which sees nothing of what you do "

@@ -24,6 +24,8 @@ from coordinator.session.reserve import FULL, Reserve
 
 VERSION = 1
 """Raised when an old reader could misread a new line; new fields and types do not raise it."""
+CHILDREN_DIR = "children"
+"""In the session's directory: a directory for each of its sub-agents, with a transcript of its own."""
 
 
 class Transcript:
