@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 
+from worker.contract.unasked import import_less
+
 
 def main() -> None:
     """Import the command line without garbage collection, then run it.
@@ -16,6 +18,7 @@ def main() -> None:
     # Python's own way with Ctrl-C is an exception that an import may swallow. Nothing has begun that must be ended.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(130))
+    import_less()
     gc.disable()
     cli = importlib.import_module("coordinator.cli")
     gc.freeze()
