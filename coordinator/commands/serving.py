@@ -32,7 +32,7 @@ from coordinator.service.tokens import Tokens
 from coordinator.service.webhooks import Webhooks
 from coordinator.session.mcp_settings import read_mcp_config
 from coordinator.session.model_table import read_model_table
-from coordinator.session.request import LOCAL
+from coordinator.session.principal import LOCAL
 from coordinator.settings import Settings, read_settings
 from coordinator.wiring import open_cluster
 from worker.contract.logs import begin_logs

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from coordinator.errors import ConfigError
 from coordinator.service.principals import Allowance, Principal, PrincipalsFile, stored, token_digest, whose
 from coordinator.service.records import replace_file
-from coordinator.session.request import LOCAL
+from coordinator.session.principal import LOCAL
 
 FILE_NAME = "principals.json"
 TOKEN_START = "shog_"

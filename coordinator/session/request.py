@@ -15,6 +15,7 @@ from coordinator.session.ceilings import NO_CEILING, Ceiling
 from coordinator.session.checks import CheckOptions
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelTable
+from coordinator.session.principal import LOCAL
 from coordinator.session.prompt import NOTES_FILE
 from coordinator.session.subagents import DEPTH
 from coordinator.session.workspace_choice import Chosen
@@ -23,9 +24,6 @@ from worker.contract.orders import DEFAULT_PROFILE
 from worker.contract.sources import Source
 
 Keep = Literal["never", "unfinished", "always"]
-
-LOCAL = "local"
-"""Principal of sessions that a command line starts."""
 
 
 @dataclass(frozen=True)
