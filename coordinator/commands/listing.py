@@ -1,13 +1,8 @@
-"""The sessions of the volume in rows: index → **listing** → `sandhog ps` and `top`."""
+"""The sessions of the volume in rows: index → **listing** → `sandhog ps` and `top`, as lines or as a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from coordinator.commands.elsewhere import living
 from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import ENDED
 from coordinator.service.views import SessionView, view_of
@@ -16,10 +11,6 @@ from coordinator.visible import visible_line
 
 LEFT = "left"
 """A session that did not end and that no process has: `sandhog resume` goes on with it."""
-_STYLES = {"completed": "green", "failed": "red", "stopped": "yellow", LEFT: "yellow", "waiting": "bold yellow"}
-SAID_WIDTH = 120
-WIDE = 110
-"""Columns from which on models are shown."""
 
 
 def sessions_of(settings: Settings, index: Index, *, with_ended: bool) -> list[tuple[str, SessionView]]:
@@ -30,7 +21,13 @@ def sessions_of(settings: Settings, index: Index, *, with_ended: bool) -> list[t
     """
     index.load()
     entries = [one for one in index.newest_first() if with_ended or not one.facts.has_ended]
-    alive = living(settings, [one.session_id for one in entries if _is_begun(one)])
+    begun = [one.session_id for one in entries if _is_begun(one)]
+    alive: set[str] = set()
+    if begun:
+        # Redis takes a while to import, which is for nothing where nobody could live.
+        from coordinator.commands.elsewhere import living
+
+        alive = living(settings, begun)
     return [(_state(one, alive), view_of(one)) for one in entries]
 
 
@@ -42,32 +39,6 @@ def _state(entry: Entry, alive: set[str]) -> str:
     if entry.facts.status in ENDED or not _is_begun(entry) or entry.session_id in alive:
         return entry.facts.status
     return LEFT
-
-
-def table_of(rows: Iterable[tuple[str, SessionView]], now: datetime, width: int) -> Table:
-    """Return the rows as a table for a terminal of so many columns; a narrow one has no room for models."""
-    is_wide = width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", width=width)
-    table.add_column("session", no_wrap=True, min_width=24)
-    table.add_column("state", no_wrap=True, min_width=9)
-    for name, least in (("age", 5), ("step", 4), ("calls", 5), ("tokens", 8), ("cost", 6)):
-        table.add_column(name, justify="right", no_wrap=True, min_width=least)
-    if is_wide:
-        table.add_column("model", no_wrap=True, min_width=16, max_width=24)
-    table.add_column("last", no_wrap=True, overflow="ellipsis", ratio=1)
-    for state, view in rows:
-        table.add_row(
-            view.session_id,
-            Text(state, style=_STYLES.get(state, "")),
-            age(view.started_at or view.created_at, view.ended_at or now),
-            str(view.step),
-            str(view.calls),
-            f"{view.usage.total_tokens:,}",
-            "" if view.cost_usd is None else f"${view.cost_usd:.2f}",
-            *([Text(visible_line(view.model, 24))] if is_wide else []),
-            Text(visible_line(_said(view), SAID_WIDTH)),
-        )
-    return table
 
 
 def lines_of(rows: Sequence[tuple[str, SessionView]], now: datetime) -> list[str]:
@@ -83,7 +54,7 @@ def lines_of(rows: Sequence[tuple[str, SessionView]], now: datetime) -> list[str
                 str(view.usage.total_tokens),
                 "" if view.cost_usd is None else f"{view.cost_usd:.4f}",
                 visible_line(view.model, 100),
-                visible_line(_said(view), 200),
+                visible_line(said(view), 200),
             )
         )
         for state, view in rows
@@ -106,7 +77,8 @@ def _aware(moment: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-def _said(view: SessionView) -> str:
+def said(view: SessionView) -> str:
+    """Return what a session said last, or why it ended."""
     if view.status == "completed":
         return view.text
     return view.stop_reason or view.last_error or view.text

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from coordinator.commands import run_flags
 from coordinator.errors import ConfigError
@@ -33,7 +32,7 @@ def ps(
     State `left`: it did not end and nobody has it; `sandhog resume ID` goes on with it.
     """
     # What reads the volume takes a while to import, which the other commands need not wait for.
-    from coordinator.commands.listing import lines_of, sessions_of, table_of
+    from coordinator.commands.listing import lines_of, sessions_of
     from coordinator.service.entries import Index
 
     wanted = set(status or ())
@@ -47,6 +46,10 @@ def ps(
     if as_json:
         print(json.dumps([{**view.model_dump(mode="json"), "status": state} for state, view in shown]))
     elif sys.stdout.isatty():
+        from rich.console import Console
+
+        from coordinator.commands.session_table import table_of
+
         console = Console()
         console.print(table_of(shown, now, console.width) if shown else NOTHING)
     else:

@@ -22,7 +22,8 @@ def top(
 ) -> None:
     """Show running sessions, what they use, and how fast calls are answered; Ctrl-C leaves."""
     # What reads the volume takes a while to import, which the other commands need not wait for.
-    from coordinator.commands.listing import sessions_of, table_of
+    from coordinator.commands.listing import sessions_of
+    from coordinator.commands.session_table import table_of
     from coordinator.service.entries import Index
 
     settings, console = read_settings(), Console()

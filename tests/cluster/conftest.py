@@ -27,7 +27,8 @@ from coordinator.endpoint.scripted import Script, ScriptedEndpoint
 from coordinator.session.approvals import Always, Approver
 from coordinator.session.events import Event
 from coordinator.session.limits import Limits
-from coordinator.session.request import LOCAL, SessionRequest
+from coordinator.session.principal import LOCAL
+from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
 from coordinator.session.runner import SessionRunner
 from coordinator.session.workspace_choice import Wanted, choose

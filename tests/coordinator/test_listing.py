@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from coordinator.commands.cancel import _status
-from coordinator.commands.listing import age, lines_of, sessions_of, table_of
+from coordinator.commands.listing import age, lines_of, sessions_of
+from coordinator.commands.session_table import table_of
 from coordinator.commands.watching import Watching
 from coordinator.service.entries import Index
 from coordinator.session.events import Event, ModelReplied, SessionEnded, SessionStarted, StepStarted
