@@ -1,14 +1,12 @@
 """Runs one step's orders on the session's node: partition → **execute** (lanes, dispatch, settle) → budget."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from redis.exceptions import RedisError
-
 from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.lanes import Lanes
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.settle import (
     MAX_ATTEMPTS,
@@ -27,11 +25,9 @@ from coordinator.session.partition import Travel
 from worker.contract import keys
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, NodeLife
 
-log = logging.getLogger(__name__)
-
 MAX_LINKS = 16
 """A message holds all links behind its own: of a longer chain the whole would travel quadratically often."""
-LANE_POLL_S = 0.02
+LIFE_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Executor:
         self._dispatcher = dispatcher
         self._settler = settler
         self._watch = watch
-        self._owed: dict[str, set[str]] = {}
+        self._lanes = Lanes(store)
 
     async def run(
         self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
@@ -98,10 +94,9 @@ class Executor:
         try:
             while waiting and not cancelled.is_set():
                 holders = [str(job.order.key) for job in waiting]
-                got = await patiently(partial(self._store.take_lanes, node.node, node.lanes, holders), cancelled)
+                got = await self._lanes.take(node.node, node.lanes, holders, cancelled)
                 if got == 0:
-                    await asyncio.sleep(LANE_POLL_S)
-                    continue
+                    break
                 batch, waiting = waiting[:got], waiting[got:]
                 batch = await self._for_present_life(batch, node.node, cancelled)
                 run_id = await patiently(self._store.run_id, cancelled)
@@ -134,7 +129,7 @@ class Executor:
                     await self._dispatcher.send_group([order])
             await on_outcome(outcome)
         finally:
-            await self._give_lane(node, holder)
+            await self._lanes.give(node, holder)
 
     async def _run_chain(
         self, jobs: list[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
@@ -143,15 +138,12 @@ class Executor:
         # reading calls, which must not wait behind long commands.
         holder, limit = str(jobs[0].order.key), max(1, node.lanes - node.lanes // 4)
         try:
-            while not cancelled.is_set():
-                if await patiently(partial(self._store.take_lanes, node.node, limit, [holder]), cancelled):
-                    break
-                await asyncio.sleep(LANE_POLL_S)
+            await self._lanes.take(node.node, limit, [holder], cancelled)
             jobs = await self._for_present_life(jobs, node.node, cancelled)
             while jobs:
                 jobs = await self._run_links(jobs, cancelled, on_outcome)
         finally:
-            await self._give_lane(node.node, holder)
+            await self._lanes.give(node.node, holder)
 
     async def _run_links(self, jobs: list[Job], cancelled: asyncio.Event, on_outcome: OnOutcome) -> list[Job]:
         """Send the jobs as one chain and settle its links; return what must be sent as a new chain."""
@@ -234,20 +226,8 @@ class Executor:
         while (health := self._watch.health(node)).incarnation is None:
             if cancelled.is_set() or health.is_gone or self._watch.away_s > keys.OUTAGE_S:
                 return None
-            await asyncio.sleep(LANE_POLL_S)
+            await asyncio.sleep(LIFE_POLL_S)
         return health.incarnation
-
-    async def _give_lane(self, node: str, holder: str) -> None:
-        """Give a lane back, with those that Redis was not there to take."""
-        owed = self._owed.setdefault(node, set())
-        owed.add(holder)
-        giving = list(owed)
-        try:
-            await self._store.give_lanes(node, giving)
-        except RedisError as exc:
-            log.warning("a lane could not be given back yet", extra={"call_id": holder, "error": str(exc)})
-        else:
-            owed.difference_update(giving)
 
 
 def _given_up(orders: Sequence[CallOrder], reason: str, cancelled: asyncio.Event) -> list[CallOutcome]:
