@@ -11,7 +11,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from sandbox.deaths import Deaths
 from sandbox.engine_stream import ExecStream
-from sandbox.errors import EngineUnavailable, ImageMissing, LossReason
+from sandbox.errors import EngineAway, EngineUnavailable, ImageMissing, LossReason
 from sandbox.guest_folder import command_line
 
 FOREIGN = (DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError)
@@ -27,6 +27,8 @@ def translated(what: str) -> Iterator[None]:
         yield
     except ImageNotFound as error:
         raise ImageMissing(f"{what}: {error.explanation}") from error
+    except requests.exceptions.ConnectionError as error:
+        raise EngineAway(f"{what}: {error}") from error
     except FOREIGN as error:
         raise EngineUnavailable(f"{what}: {error}") from error
 

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sandbox.creation import BOX_LABEL, INSTALLATION_LABEL, NAME_PREFIX, NODE_LA
 from sandbox.deaths import Deaths
 from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
+from sandbox.engine_connections import share_connections
 from sandbox.errors import EngineUnavailable, LossReason, SandboxError
 from sandbox.heart import Heart, Standing
 from sandbox.image_files import ImageFiles
@@ -89,6 +90,7 @@ class DockerEngine:
         self._records = RecordStore(settings.records_dir)
         with translated("connection to the engine"):
             self._client = docker.APIClient(**self._client_options(settings.timeout_s))
+            share_connections(self._client, settings.max_connections)
             self.machine = parse_machine(self._client.info())
         try:
             check_supported(self.machine, settings.guest_folder)
@@ -284,26 +286,28 @@ class DockerEngine:
         Raises:
             EngineUnavailable.
         """
-        adopted = []
         held = Held(self._boxes, self._starting)
         living = self._reaper.containers()
-        for box_id, state in living.items():
-            if box_id in held:
-                continue
-            record = self._records.load(box_id)
-            if state != "running" or record is None or record.session == CANARY or self._reaper.is_expired(record):
-                self._reaper.remove(box_id)
-                continue
-            try:
-                box = self._link(record, None)
-            except SandboxError:
-                self._reaper.remove(box_id)
-                continue
-            # It stands still if its node was away for long; whether it may go on is asked with the heartbeats.
-            box.wants_frozen = False
-            adopted.append((record, box))
+        # Beside each other: sessions wait for them, and one that does not answer holds up no other one.
+        with ThreadPoolExecutor(self._settings.concurrent_starts, thread_name_prefix="adopt") as threads:
+            found = [threads.submit(self._adopted, *one) for one in living.items() if one[0] not in held]
         self._reaper.drop_orphan_records(living, held)
-        return adopted
+        return [adopted for one in found if (adopted := one.result()) is not None]
+
+    def _adopted(self, box_id: str, state: str) -> tuple[BoxRecord, Box] | None:
+        """Link a container again; remove it, and return None, where it is no box any more."""
+        record = self._records.load(box_id)
+        if state != "running" or record is None or record.session == CANARY or self._reaper.is_expired(record):
+            self._reaper.remove(box_id)
+            return None
+        try:
+            box = self._link(record, None)
+        except SandboxError:
+            self._reaper.remove(box_id)
+            return None
+        # It stands still if its node was away for long; whether it may go on is asked with the heartbeats.
+        box.wants_frozen = False
+        return record, box
 
     def sweep(self) -> int:
         """Remove this node's containers that are no box of ours, ended or expired, and records without a container.

@@ -7,6 +7,7 @@ from sandbox.wire import RefusalCode
 __all__ = [
     "BoxLost",
     "ControlNotEnforced",
+    "EngineAway",
     "EngineUnavailable",
     "GuestRefused",
     "ImageMissing",
@@ -58,6 +59,10 @@ class GuestRefused(SandboxError):
 
 class EngineUnavailable(SandboxError):
     """The container engine cannot be reached or failed a request. Trying again later may help."""
+
+
+class EngineAway(EngineUnavailable):
+    """Nobody listens at the container engine's address: it is being restarted, or it is down."""
 
 
 class ImageMissing(SandboxError):

@@ -1,31 +1,50 @@
-"""Starting a session's box again when somebody kills it as it starts: boxes → **starting** → engine."""
+"""Starting a session's box again when its start was no fault of its own: boxes → **starting** → engine."""
 
 import logging
+import time
+from collections.abc import Callable
 
 from sandbox.box import Box
 from sandbox.engine_api import Engine
-from sandbox.errors import BoxLost, LossReason
+from sandbox.errors import BoxLost, EngineAway, LossReason
 from sandbox.spec import BoxSpec
 
 log = logging.getLogger(__name__)
 
 TRIES = 3
+AWAY_S = 30.0
+"""How long an engine that is being restarted is waited for."""
+AWAY_PAUSE_S = 0.25
 
 
-def start(engine: Engine, spec: BoxSpec, session: str, generation: int) -> Box:
+def start(
+    engine: Engine,
+    spec: BoxSpec,
+    session: str,
+    generation: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Box:
     """Return a started box.
 
     Nothing has run in a box that is killed before it stands, so another may take its place. One that ends by itself
-    would do so again.
+    would do so again. An engine that is away for a moment, with all its boxes, is waited for.
 
     Raises:
         SandboxError: it cannot be had.
     """
-    for left in reversed(range(TRIES)):
+    left, deadline = TRIES, clock() + AWAY_S
+    while True:
         try:
             return engine.start(spec, session=session, generation=generation)
         except BoxLost as exc:
+            left -= 1
             if exc.reason is not LossReason.KILLED or not left:
                 raise
             log.warning("a box was killed as it started", extra={"session_id": session})
-    raise AssertionError
+        except EngineAway as exc:
+            if clock() > deadline:
+                raise
+            log.warning("a box waits for the engine", extra={"session_id": session, "error": str(exc)})
+            sleep(AWAY_PAUSE_S)

@@ -18,6 +18,7 @@ from worker.contract.metadata import Lines
 from worker.contract.orders import CONTRACT_VERSION, CallKey, NodeLife
 
 LANE_TTL_S = 600 + keys.OUTAGE_S
+ERRAND_TTL_S = 60
 CONNECTIONS = 64
 """Of one client; what more would be said at once waits for one."""
 SILENT_S = 5.0
@@ -127,6 +128,13 @@ class Store:
         life, lease = await self._redis.mget(keys.node(name), keys.lease(name))
         return _view(life, lease)
 
+    async def leases(self, names: Sequence[str]) -> dict[str, str | None]:
+        """Return the life that each node's lease names; None for a node without one."""
+        if not names:
+            return {}
+        found = await self._redis.mget([keys.lease(name) for name in names])
+        return {name: None if life is None else _text(life) for name, life in zip(names, found, strict=True)}
+
     async def use_of(self, names: Sequence[str]) -> list[NodeUse]:
         """Return how much of each of these nodes is taken."""
         now_s = int((await self._redis.time())[0])
@@ -165,6 +173,13 @@ class Store:
         """Say which node has the session's box; a box of another one ends when it asks."""
         await self._redis.hset(keys.session(session), "node", node)
 
+    async def node_of(self, session: str) -> str | None:
+        """Return the living node that has a session's box, or had the last one; None where there is none."""
+        node = await cast("Awaitable[bytes | None]", self._redis.hget(keys.session(session), "node"))
+        if not node or not await self._redis.exists(keys.lease(_text(node))):
+            return None
+        return _text(node)
+
     async def owner_of(self, session: str) -> str | None:
         """Return the live coordinator that has a session; None where there is none."""
         owner = await cast("Awaitable[bytes | None]", self._redis.hget(keys.session(session), "owner"))
@@ -184,7 +199,7 @@ class Store:
         return True
 
     async def take_cancels(self, coordinator: str) -> list[str]:
-        """Return the sessions that a coordinator is asked to cancel, once."""
+        """Return the sessions that a coordinator is asked to cancel, or to look after its wishes, once."""
         found = await cast("Awaitable[list[bytes] | None]", self._redis.lpop(keys.asked(coordinator), 100))
         return [_text(one) for one in found or []]
 
@@ -299,6 +314,15 @@ class Store:
         """Give lanes back; a holder that has none is passed over."""
         if holders:
             await self._redis.zrem(keys.lanes(node), *holders)
+
+    async def take_errands(self, node: str, limit: int, holders: Sequence[str]) -> int:
+        """As `take_lanes`, for what is asked of a node beside calls; one that is not taken anew ends soon."""
+        return int(await self._take(keys=[keys.errands(node)], args=[limit, ERRAND_TTL_S, *holders]))
+
+    async def give_errands(self, node: str, holders: Sequence[str]) -> None:
+        """Say that errands are over; one that is not known is passed over."""
+        if holders:
+            await self._redis.zrem(keys.errands(node), *holders)
 
     async def grant(self, session: str, digest: str) -> None:
         """Leave a human's yes for one tool with these very arguments, to be used once by the worker."""

@@ -17,7 +17,10 @@ from worker.contract import keys
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 1.0
+EVERY_S = 0.25
+"""How late it may be noticed that a node was restarted; its sessions wait so long for its word on what they asked."""
+SILENT_S = 3.0
+"""Redis is away when its last answer is so old."""
 QUIET_S = keys.LEASE_MS / 1000 + 10.0
 """After an outage or in a new life of Redis: how long nobody's missing lease counts. Each writes his own back first."""
 LEFT_S = 10.0
@@ -84,7 +87,7 @@ class Watch:
     @property
     def is_redis_answering(self) -> bool:
         """Whether the last poll was answered, and recently."""
-        return self._answered_at is not None and self._clock() - self._answered_at < 3 * EVERY_S
+        return self._answered_at is not None and self._clock() - self._answered_at < SILENT_S
 
     @property
     def away_s(self) -> float:
@@ -104,7 +107,10 @@ class Watch:
         """
         was_away, self._was_away = self._was_away, True
         run_id = await self._store.run_id()
-        views = {name: await self._store.node(name) for name in list(self._health)}
+        leases = await self._store.leases(list(self._health))
+        # What a node says of itself is read where its life is another one, or none.
+        changed = [name for name, life in leases.items() if life is None or life != self._health[name].incarnation]
+        views = {name: await self._store.node(name) for name in changed}
         self._was_away = False
         now = self._clock()
         if self._run_id is not None and (run_id != self._run_id or was_away):
@@ -117,16 +123,20 @@ class Watch:
                 self._health[name] = NodeHealth(view.life.incarnation, 0.0, freeze_s=view.life.freeze_s)
             else:
                 before = self._health[name]
-                leaseless_s = before.leaseless_s + min(elapsed, 3 * EVERY_S)
+                leaseless_s = before.leaseless_s + min(elapsed, SILENT_S)
                 freeze_s = before.freeze_s if view is None else view.life.freeze_s
                 self._health[name] = NodeHealth(None, leaseless_s, has_left=view is None, freeze_s=freeze_s)
         self._run_id, self._answered_at = run_id, now
 
     async def _poll_forever(self) -> None:
+        is_told = False
         while True:
             try:
                 await self.poll()
+                is_told = False
             except (RedisError, OSError) as exc:
                 level = logging.INFO if self._run_id is None else logging.WARNING
-                log.log(level, "Redis does not answer", extra={"error": str(exc)})
+                if not is_told:
+                    log.log(level, "Redis does not answer", extra={"error": str(exc)})
+                is_told = True
             await asyncio.sleep(EVERY_S)

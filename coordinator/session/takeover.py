@@ -26,7 +26,9 @@ from worker.contract import keys
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 1.0
+EVERY_S = 0.3
+TIDY_S = 5.0
+"""How often coordinators that are gone are forgotten."""
 LAPSED_S = 0.9
 """How long a lease must have been gone, beyond its own time."""
 QUIET_S = keys.COORDINATOR_LEASE_MS / 1000 + 10.0
@@ -168,7 +170,7 @@ def strays(state_dir: Path) -> list[str]:
     for session_dir in sorted(sessions.iterdir()) if sessions.is_dir() else ():
         paths = segments(session_dir)
         try:
-            if not paths or _has_ended(paths[max(paths)]) or is_being_written(session_dir):
+            if not paths or _is_nobodys(paths[max(paths)]) or is_being_written(session_dir):
                 continue
             if read_saved(session_dir).request.get("is_adoptable") is True:
                 found.append(session_dir.name)
@@ -177,10 +179,12 @@ def strays(state_dir: Path) -> list[str]:
     return found
 
 
-def _has_ended(segment: Path) -> bool:
+def _is_nobodys(segment: Path) -> bool:
+    """Whether a session has ended, or is a fork that waits for its turn: whoever made that begins it."""
     with segment.open("rb") as file:
         file.seek(max(0, segment.stat().st_size - TAIL_BYTES))
-        return b'"type":"session_ended"' in file.read()
+        tail = file.read()
+    return b'"type":"session_ended"' in tail or b'"type":"session_forked"' in tail
 
 
 class TakeoverWatch:
@@ -209,10 +213,13 @@ class TakeoverWatch:
         await end(self._task)
 
     async def _watch_forever(self) -> None:
+        tidied_at = time.monotonic()
         while True:
             try:
                 await self._take(await self._orphans.poll())
-                await self._orphans.tidy()
+                if time.monotonic() - tidied_at > TIDY_S:
+                    await self._orphans.tidy()
+                    tidied_at = time.monotonic()
                 await self._look_for_strays()
             except (RedisError, OSError) as exc:
                 log.info("orphans are not looked for", extra={"error": str(exc)})

@@ -13,12 +13,16 @@ from coordinator.session.events import CallFinished, ModelReplied, SessionEnded,
 from coordinator.session.history import validate
 from coordinator.session.reading import read_session, segments
 from coordinator.session.rebuild import Rebuilt, rebuild
+from worker.contract.orders import WorkspaceMode
+from worker.contract.places import COPY_DIR
 
 TOKEN = re.compile(r"echo (t[0-9]+) >> log")
 NOT_RUN = ("did not run", "Not run", "before this call ran", "before it could", "there is no box")
 """What the answer of a call says that certainly left no line."""
 UNKNOWN_CODES = ("OUTCOME_UNKNOWN", "BOX_LOST", "CANCELLED", "TIMEOUT", "INTERNAL_ERROR", "EXECUTION_ERROR")
 """Errors of calls that may have left a line, unless the answer says that they did not run."""
+NO_SPACE = "no space"
+"""A command that says that its disk was full: it may have left a line, and has run in any case."""
 UNANSWERED = "unanswered"
 
 
@@ -102,7 +106,8 @@ def _check_session(session_dir: Path, projects: Path, verdict: Verdict, may_fail
     rebuilt = rebuild(reading.entries)
     _check_history(name, rebuilt, verdict)
     _check_end(name, events, verdict, may_fail)
-    log = projects / started.prompt / "log"
+    workspace = session_dir / COPY_DIR if started.workspace_mode == WorkspaceMode.COPY else projects / started.prompt
+    log = workspace / "log"
     calls = asked_calls(name, events, verdict.violations)
     verdict.calls.update(call.kind for call in calls)
     verdict.violations += check_log(name, calls, log.read_text() if log.exists() else "")
@@ -154,7 +159,7 @@ def asked_calls(name: str, events: Sequence[Any], violations: list[str]) -> list
 
 def _kind(answer: CallFinished) -> str:
     if answer.status != "error":
-        return "success"
+        return NO_SPACE if "No space left" in answer.answer else "success"
     if any(words in answer.answer for words in NOT_RUN):
         return "did not run"
     return str(answer.error_code)
@@ -176,7 +181,7 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
             wrong.append(f"{call.place}: answered as success with {there} lines: {call.answer[:300]}")
         elif call.kind == "did not run" and there:
             wrong.append(f"{call.place}: said not to have run, and has its line: {call.answer[:300]}")
-        elif call.kind not in ("success", "did not run", *UNKNOWN_CODES):
+        elif call.kind not in ("success", "did not run", NO_SPACE, *UNKNOWN_CODES):
             wrong.append(f"{call.place}: {call.kind}: {call.answer[:300]}")
     # One call of a session's chain at a time, in the model's order.
     order = {call.token: number for number, call in enumerate(calls)}

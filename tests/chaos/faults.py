@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from tests.chaos.stage import ChaosStage
 
 _P = TypeVar("_P", bound=Part)
-PAUSE_S = (0.3, 2.5)
+LEAST_PAUSE_S = 0.3
+LONG_PAUSE_S = 8.0
+"""Longer than a coordinator's lease."""
 QUEUE_S = 1.0
 DISK_FULL_S = 0.5
 VOLUME_BYTES = 2 << 30
@@ -62,7 +64,7 @@ def _end_worker(stage: "ChaosStage", rng: random.Random, number: int) -> Harm | 
 
 def worker_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """SIGSTOP of a worker for a while."""
-    return _pause(_living(stage.workers, rng), rng)
+    return _pause(_living(stage.workers, rng), rng, stage.shape.most_pause_s)
 
 
 def node_gone(stage: "ChaosStage", rng: random.Random) -> Harm | None:
@@ -92,13 +94,14 @@ def coordinator_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
 def coordinator_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """SIGSTOP of a coordinator, now and then longer than its lease: others go on, and it is fenced."""
     coordinator = _living(stage.coordinators, rng)
-    return _pause(coordinator, rng, most_s=8.0 if rng.random() < 0.4 else PAUSE_S[1])
+    most_s = LONG_PAUSE_S if rng.random() < 0.4 else stage.shape.most_pause_s
+    return _pause(coordinator, rng, most_s)
 
 
 def redis_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """SIGSTOP of Redis for a while."""
     stage.redis.signal(signal.SIGSTOP)
-    time.sleep(rng.uniform(*PAUSE_S))
+    time.sleep(rng.uniform(LEAST_PAUSE_S, stage.shape.most_pause_s))
     stage.redis.signal(signal.SIGCONT)
     return stage.everybody()
 
@@ -245,8 +248,20 @@ KINDS: Mapping[str, Fault] = {
 }
 WEIGHTS = {"node_gone": 0.5, "redis_lost_its_last": 0.6, "coordinator_killed": 0.7, "coordinator_paused": 0.7}
 """How often a kind comes, beside 1 for the others: those that cost much time are rarer."""
-SHORT = tuple(kind for kind in KINDS if kind not in ("node_gone", "disk_full"))
-"""What the short run has: nothing that takes a minute, or needs a file system of its own."""
+SHORT = (
+    "box_killed",
+    "guest_killed",
+    "link_broken",
+    "worker_killed",
+    "coordinator_killed",
+    "redis_paused",
+    "redis_restarted",
+    "connections_cut",
+    "message_twice",
+    "session_cancelled",
+    "endpoint_failing",
+)
+"""What the short run has: nothing that takes long, or needs a file system of its own."""
 
 
 def _living(parts: list[_P], rng: random.Random) -> _P | None:
@@ -254,11 +269,11 @@ def _living(parts: list[_P], rng: random.Random) -> _P | None:
     return rng.choice(living) if living else None
 
 
-def _pause(part: Part | None, rng: random.Random, most_s: float = PAUSE_S[1]) -> Harm | None:
+def _pause(part: Part | None, rng: random.Random, most_s: float) -> Harm | None:
     if part is None:
         return None
     part.signal(signal.SIGSTOP)
-    time.sleep(rng.uniform(PAUSE_S[0], most_s))
+    time.sleep(rng.uniform(LEAST_PAUSE_S, most_s))
     part.signal(signal.SIGCONT)
     return Harm()
 

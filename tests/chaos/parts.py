@@ -60,6 +60,10 @@ class Part:
         """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
+    def serves(self) -> bool:
+        """Whether it runs and can be ended in order."""
+        return self.is_alive
+
     def start(self) -> None:
         """Start a new process."""
         with self._guard, self._log.open("ab") as log:
@@ -159,12 +163,23 @@ class Worker(Part):
             "SANDHOG_NODE": name,
             "SANDHOG_PLACES": str(places),
             "SANDHOG_DEAD_MAN_S": "120",
+            # So that the checker reads copies without mounting them.
+            "SANDHOG_WORKSPACE_DISKS": "false",
             "SANDHOG_BREAKER": BREAKER,
         }
         if lanes is not None:
             self._environment["SANDHOG_LANES"] = str(lanes)
         if proofs := os.environ.get("SANDHOG_PROOFS_DIR"):
             self._environment["SANDHOG_PROOFS_DIR"] = proofs
+
+    def serves(self) -> bool:
+        """Whether it runs and has begun to listen to the signal that ends it in order."""
+        try:
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+        except FileNotFoundError:
+            return False
+        (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")] or ["0"]
+        return self.is_alive and bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
     def _spawn(self, log: Any) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, "-m", "worker", "run"]

@@ -16,7 +16,13 @@ BETWEEN_S = 0.9
 CALM_S = 120.0
 """With `calm`, how long a fault's recovery is waited for before the next."""
 FINISH_S = 300.0
-STORAGE = ("storage", "box: the disk", "refused")
+MAY_FAIL = (
+    ("disk_full", "storage"),
+    ("disk_full", "box:"),
+    ("disk_full", "refused"),
+    ("node_gone", "box: the node"),
+)
+"""How the reasons of failed sessions may begin, by the fault that explains them: a bound directory is on one node."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
             while plan.calm and stage.is_recovering and time.monotonic() < min(settled, deadline):
                 time.sleep(0.02)
         leftovers = stage.finish(FINISH_S)
-        may_fail = STORAGE if report.injected["disk_full"] else ()
+        may_fail = [words for kind, words in MAY_FAIL if report.injected[kind]]
         report.verdict = check_sessions(stage.directory, stage.projects, may_fail)
         report.verdict.violations += leftovers
         report.recoveries = stage.recoveries

@@ -9,7 +9,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from coordinator.endpoint.scripted import ScriptedEndpoint
 from tests.chaos.checker import redis_leftovers
 from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
 from tests.chaos.model import ChaosModel
-from tests.chaos.parts import CoordinatorPart, RedisServer, Worker, until
+from tests.chaos.parts import CoordinatorPart, Part, RedisServer, Worker, until
 
 AGENT_UID = 54_321
 LOOK_S = 0.1
@@ -40,6 +41,8 @@ class Shape:
     coordinators: int = 2
     has_volume: bool = False
     """Whether the shared volume is a file system of its own, which can be full."""
+    most_pause_s: float = 2.5
+    """How long a part stands still at most."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class ChaosStage:
         self._lock = threading.RLock()
         self._live: dict[str, str] = {}
         self._nodes: dict[str, str] = {}
+        self._projects: dict[str, str] = {}
+        """By session."""
         self._waits: list[Wait] = []
         self._hits: Counter[str] = Counter()
         self._returns: list[tuple[Worker, frozenset[str], float]] = []
@@ -196,11 +201,17 @@ class ChaosStage:
             until(lambda: not self._running(), "all sessions end", timeout_s)
         except TimeoutError as exc:
             wrong.append(f"{exc}: {self._running()}")
+        # Who was hurt last may still be starting, and ends in order only once it has started.
+        try:
+            until(lambda: all(part.serves() for part in (*self.coordinators, *self.workers)), "all parts serve")
+        except TimeoutError as exc:
+            wrong.append(str(exc))
         self._stop.set()
-        for part in (*self.coordinators, *self.workers):
-            code = part.end()
-            if code != 0:
-                wrong.append(f"{part.name} ended with {code}")
+        orderly: Sequence[Sequence[Part]] = (self.coordinators, self.workers)
+        for parts in orderly:
+            with ThreadPoolExecutor(len(parts)) as threads:
+                codes = list(threads.map(Part.end, parts))
+            wrong += [f"{part.name} ended with {code}" for part, code in zip(parts, codes, strict=True) if code != 0]
         with self.redis.client() as client:
             ttls = {key.decode(): client.ttl(key) for key in list(client.scan_iter())}
         self.expiring_keys = sum(ttl >= 0 for ttl in ttls.values())
@@ -284,6 +295,7 @@ class ChaosStage:
             match told["what"]:
                 case "began":
                     self._live[project] = coordinator
+                    self._projects[told["session"]] = project
                 case "placed":
                     self._nodes[project] = told["node"]
                 case "call":
@@ -312,7 +324,8 @@ class ChaosStage:
         for worker in self.workers:
             for one in self._containers(worker.name):
                 sources = [Path(mount.get("Source", "")) for mount in one.get("Mounts", ())]
-                projects = [path.name for path in sources if path.parent == self.projects]
+                projects = {path.name for path in sources if path.parent == self.projects}
+                projects |= {project for path in sources if (project := self._projects.get(path.parent.name))}
                 found += [BoxSeen(one["Id"], project) for project in projects]
         return sorted(found, key=lambda box: box.project)
 

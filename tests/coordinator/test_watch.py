@@ -8,7 +8,7 @@ import redis
 from redis.exceptions import RedisError
 
 from coordinator.cluster.store import Store, connect
-from coordinator.cluster.watch import EVERY_S, QUIET_S, NodeHealth, Watch
+from coordinator.cluster.watch import EVERY_S, QUIET_S, SILENT_S, NodeHealth, Watch
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 
@@ -167,6 +167,21 @@ async def test_a_changed_incarnation_is_seen(watch: Watch, clock: Clock, redis_c
     assert watch.health("a") == NodeHealth("a-2", 0.0)
 
 
+async def test_one_answer_holds_the_leases_of_all_nodes(line: Line, clock: Clock, redis_client: redis.Redis) -> None:
+    watch = Watch(line.store, clock)
+    names = [f"n{number}" for number in range(50)]
+    for name in names:
+        watch.follow(name, "first")
+        redis_client.set(keys.node(name), LIFE.model_copy(update={"node": name}).model_dump_json())
+        redis_client.set(keys.lease(name), LIFE.incarnation)
+    await look(watch, clock)
+    redis_client.config_resetstat()
+    await look(watch, clock)
+
+    assert redis_client.info("commandstats")["cmdstat_mget"]["calls"] == 1
+    assert {watch.health(name) for name in names} == {NodeHealth(LIFE.incarnation, 0.0)}
+
+
 async def test_following_again_forgets_nothing(watch: Watch, clock: Clock, redis_client: redis.Redis) -> None:
     register(redis_client, "a-2")
     await look(watch, clock)
@@ -188,7 +203,7 @@ async def test_redis_answers_from_the_first_answer_until_it_stays_away(watch: Wa
     await line.cut()
     with pytest.raises(RedisError):
         await look(watch, clock)
-    clock.now += 3 * EVERY_S
+    clock.now += SILENT_S
     assert not watch.is_redis_answering
 
     await line.join()
@@ -213,8 +228,7 @@ async def test_a_node_that_took_its_description_back_is_gone_sooner_than_a_lost_
     register(redis_client)
     await look(watch, clock)
     redis_client.delete(keys.lease("a"))
-    for _ in range(12):
-        await look(watch, clock)
+    await look(watch, clock, int(12 / EVERY_S))
     lost = watch.health("a")
     redis_client.delete(keys.node("a"))
     await look(watch, clock)

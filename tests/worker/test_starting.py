@@ -7,25 +7,25 @@ import pytest
 
 from sandbox.box import Box
 from sandbox.engine_api import Engine
-from sandbox.errors import BoxLost, LossReason
+from sandbox.errors import BoxLost, EngineAway, EngineUnavailable, LossReason, SandboxError
 from sandbox.spec import BoxSpec
-from worker.starting import TRIES, start
+from worker.starting import AWAY_S, TRIES, start
 
 SPEC = BoxSpec("image", Path("/work"), Path("/spill"), 1, 1)
 
 
 class Failing:
-    """An engine whose boxes are lost a number of times before one stands."""
+    """An engine that fails a number of times before a box stands."""
 
-    def __init__(self, losses: int, reason: LossReason = LossReason.KILLED) -> None:
+    def __init__(self, losses: int, reason: LossReason = LossReason.KILLED, error: SandboxError | None = None) -> None:
         self.losses = losses
-        self.reason = reason
+        self.error = error or BoxLost(reason, "gone")
         self.starts = 0
 
     def start(self, spec: BoxSpec, session: str, generation: int) -> Box:
         self.starts += 1
         if self.starts <= self.losses:
-            raise BoxLost(self.reason, "gone")
+            raise self.error
         return cast(Box, self)
 
 
@@ -40,3 +40,34 @@ def test_what_goes_on_dying_or_ends_by_itself_is_given_up(reason: LossReason, st
     with pytest.raises(BoxLost):
         start(cast(Engine, engine), SPEC, "s", 1)
     assert engine.starts == starts
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_an_engine_that_is_being_restarted_is_waited_for() -> None:
+    engine, clock = Failing(20, error=EngineAway("nobody listens")), Clock()
+    assert start(cast(Engine, engine), SPEC, "s", 1, clock=clock, sleep=clock.sleep) is cast(Box, engine)
+
+
+def test_an_engine_that_stays_away_is_given_up() -> None:
+    engine, clock = Failing(10_000, error=EngineAway("nobody listens")), Clock()
+    with pytest.raises(EngineAway):
+        start(cast(Engine, engine), SPEC, "s", 1, clock=clock, sleep=clock.sleep)
+    assert AWAY_S <= clock.now < AWAY_S + 1
+
+
+def test_what_an_engine_refuses_is_not_asked_again() -> None:
+    engine = Failing(1, error=EngineUnavailable("no such mount"))
+    with pytest.raises(EngineUnavailable):
+        start(cast(Engine, engine), SPEC, "s", 1)
+    assert engine.starts == 1
