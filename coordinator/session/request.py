@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
 
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.session.approvals import DEADLINE_S
@@ -13,6 +12,7 @@ from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.ceilings import NO_CEILING, Ceiling
 from coordinator.session.checks import CheckOptions
+from coordinator.session.keeping import Keep
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelTable
 from coordinator.session.principal import LOCAL
@@ -22,8 +22,6 @@ from coordinator.session.workspace_choice import Chosen
 from tools.rules import Rules
 from worker.contract.orders import DEFAULT_PROFILE
 from worker.contract.sources import Source
-
-Keep = Literal["never", "unfinished", "always"]
 
 
 @dataclass(frozen=True)
