@@ -13,7 +13,10 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def wait(
-    session_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The sessions.", autocompletion=known)],
+    session_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="Sessions; on this machine beginnings are enough.", autocompletion=known),
+    ],
     url: Annotated[
         str | None, typer.Option(help="A server that has them (SANDHOG_URL); else SANDHOG_STATE_DIR is looked at.")
     ] = None,
@@ -26,7 +29,7 @@ def wait(
     With --url or SANDHOG_URL a server is asked, with SANDHOG_API_TOKEN; else the state directory of this machine is
     looked at. Exit codes: 0 all completed, 1 one did not, or the time is over, 2 there is no such session.
     """
-    # The HTTP client takes a while to import, which the other commands need not wait for.
+    # What reads the volume takes a while to import, which the help need not wait for.
     from coordinator.commands.waiting import statuses
 
     has_all_completed = True

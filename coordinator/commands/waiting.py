@@ -4,11 +4,16 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coordinator.client import ENDED, ApiError, Client
+from coordinator.commands.kept import session_named
 from coordinator.errors import ConfigError
 from coordinator.service.entries import Index
+from coordinator.service.facts import ENDED
 from coordinator.settings import read_settings
+
+if TYPE_CHECKING:
+    from coordinator.client import Client
 
 POLL_S = 0.5
 OVER = "not ended within the time"
@@ -24,16 +29,23 @@ def statuses(session_ids: Sequence[str], url: str | None, timeout_s: float | Non
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     address = url or os.environ.get("SANDHOG_URL")
     if address:
+        # The HTTP client takes a while to import, and only this needs it.
+        from coordinator.client import Client
+
         with Client(address) as client:
             for session_id in session_ids:
                 yield session_id, _at_server(client, session_id, deadline)
     else:
-        index = Index(read_settings().state_dir)
-        for session_id in session_ids:
+        state_dir = read_settings().state_dir
+        index = Index(state_dir)
+        for name in session_ids:
+            session_id = session_named(state_dir, name)
             yield session_id, _on_volume(index, session_id, deadline)
 
 
-def _at_server(client: Client, session_id: str, deadline: float | None) -> str:
+def _at_server(client: "Client", session_id: str, deadline: float | None) -> str:
+    from coordinator.client import ApiError
+
     while True:
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:

@@ -283,8 +283,8 @@ def test_a_patch_is_applied_afterwards_and_refused_where_the_file_has_changed(st
     assert process.returncode == 0, err
     assert "+more" in out
     assert (project / "a.txt").read_text() == "alpha\nbeta\nmore\n"
-    kept = [json.loads(line)["action"] for line in (state_dir / "audit.jsonl").read_text().splitlines()]
-    assert kept == ["run", "apply", "apply"]
+    done = [json.loads(line)["action"] for line in (state_dir / "audit.jsonl").read_text().splitlines()]
+    assert done == ["run", "apply", "apply"]
 
 
 def system_python() -> str | None:

@@ -35,7 +35,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
         with pytest.raises(SystemExit):
             cli([], prog_name="sandhog")
-        return [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines()]
+        return [line.partition("\t")[0] for line in capsys.readouterr().out.splitlines() if line]
 
     return ask
 
@@ -47,7 +47,6 @@ def test_commands_and_options(offered: Offered) -> None:
     assert "--follow" in offered("sandhog logs --")
     assert offered("sandhog token ") == ["create", "list", "revoke"]
     assert offered("sandhog ps --status c") == ["completed", "cancelled"]
-    assert offered("sandhog none-such ") == []
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "attach", "resume", "export", "cancel", "wait", "apply"])
