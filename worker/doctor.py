@@ -14,7 +14,9 @@ from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.engine_report import EngineReport, faults_of, read_report
 from sandbox.errors import ControlNotEnforced, EngineUnavailable, ImageMissing, SandboxError
 from sandbox.images import ImageSettings
+from sandbox.machine import UnsupportedEngine
 from sandbox.profiles import BUILT_IN, shown_bytes
+from sandbox.shared import check_shared
 from sandbox.spec import MIB, BoxSpec
 from worker.contract.findings import Finding, failure, ok, warning
 from worker.settings import NodeSettings
@@ -125,6 +127,14 @@ def of_limits(places: int) -> Iterator[Finding]:
 
 
 def _tried(base: Path, settings: NodeSettings, image: str) -> Iterator[Finding]:
+    try:
+        check_shared(settings.state_dir)
+    except UnsupportedEngine as exc:
+        yield failure("volume", str(exc), "docs/deploy.md says how the volume is mounted.")
+        return
+    except (SandboxError, OSError) as exc:
+        yield failure("engine", str(exc), "See that it answers, and that the volume's disk is not full.")
+        return
     try:
         folder = guest_folder.install(settings.state_dir / "guest")
         engine = DockerEngine(

@@ -15,6 +15,7 @@ from sandbox.errors import SandboxError
 from sandbox.guest_versions import GuestFolders
 from sandbox.images import ImageSettings, RegistryLogin
 from sandbox.pool import PoolSettings
+from sandbox.shared import check_shared
 from sandbox.spec import MIB
 from worker.boxes import Boxes
 from worker.disk import DiskWatch
@@ -60,6 +61,9 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     progress = Progress(client)
     try:
         settings.own_dir.mkdir(parents=True, exist_ok=True)
+        # Boxes are given sessions' directories and guest folders of the one, proofs are made in the other.
+        for directory in {settings.state_dir, settings.own_dir}:
+            check_shared(directory)
         folder = guest_folder.install(settings.state_dir / "guest")
         engine = DockerEngine(
             EngineSettings(
