@@ -49,7 +49,7 @@ class Executor:
         self._dispatcher = dispatcher
         self._settler = settler
         self._watch = watch
-        self._lanes = Lanes(store)
+        self._lanes = Lanes(store.take_lanes, store.give_lanes)
 
     async def run(
         self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome

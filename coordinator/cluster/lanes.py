@@ -1,7 +1,7 @@
-"""Lanes: how many calls a node runs at once, those of all sessions and coordinators together.
+"""Lanes: how much a node does at once, for all sessions and coordinators together.
 
-Of the calls of this coordinator that wait for one node only the first in line asks Redis: hundreds that ask by turns
-would cost more than the calls themselves, and whoever asks at the right moment would pass those that came before.
+Of those of this coordinator that wait for one node only the first in line asks Redis: hundreds that ask by turns would
+cost more than the calls themselves, and whoever asks at the right moment would pass those that came before.
 """
 
 import asyncio
@@ -9,13 +9,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from redis.exceptions import RedisError
 
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.store import Store
 from coordinator.errors import RedisLost
 from worker.contract import keys
 
@@ -26,10 +25,15 @@ POLL_S = 0.02
 
 
 class Lanes:
-    """Takes and gives back lanes for the calls of one coordinator."""
+    """Takes and gives back lanes for one coordinator."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(
+        self,
+        take: Callable[[str, int, Sequence[str]], Awaitable[int]],
+        give: Callable[[str, Sequence[str]], Awaitable[None]],
+    ) -> None:
+        """`take` and `give` ask Redis, as `Store.take_lanes` and `Store.give_lanes`."""
+        self._ask_take, self._ask_give = take, give
         self._lines: dict[tuple[str, int], asyncio.Lock] = {}
         """By node and limit: who is in front asks, the others wait behind."""
         self._given: dict[str, asyncio.Event] = {}
@@ -53,7 +57,7 @@ class Lanes:
             while not cancelled.is_set():
                 # Whoever stood in line while one in front waited out the outage does not wait once more.
                 patience_s = 0.0 if self._lost_at > came_at else keys.OUTAGE_S
-                ask = partial(self._store.take_lanes, node, limit, holders)
+                ask = partial(self._ask_take, node, limit, holders)
                 got = await patiently(ask, cancelled, patience_s)
                 if got:
                     return got
@@ -71,7 +75,7 @@ class Lanes:
         owed.add(holder)
         giving = list(owed)
         try:
-            await self._store.give_lanes(node, giving)
+            await self._ask_give(node, giving)
         except RedisError as exc:
             log.warning("a lane could not be given back yet", extra={"call_id": holder, "error": str(exc)})
         else:

@@ -17,7 +17,8 @@ from worker.contract import keys
 @pytest.fixture
 async def lanes(redis_url: str) -> AsyncIterator[Lanes]:
     client = connect(redis_url)
-    yield Lanes(Store(client))
+    store = Store(client)
+    yield Lanes(store.take_lanes, store.give_lanes)
     await client.aclose()
 
 
@@ -85,7 +86,8 @@ async def test_a_turn_that_comes_to_one_who_is_broken_off_goes_on(lanes: Lanes) 
 async def test_an_outage_is_waited_out_once_by_all_in_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "OUTAGE_S", 3.0)
     client = connect(f"unix://{tmp_path / 'nobody'}")
-    lanes, calm = Lanes(Store(client)), asyncio.Event()
+    store, calm = Store(client), asyncio.Event()
+    lanes = Lanes(store.take_lanes, store.give_lanes)
     # One after the other they would take a minute.
     async with asyncio.timeout(30):
         found = await asyncio.gather(

@@ -1,6 +1,7 @@
 """Orders of a session's start and end whose messages are lost on their way; a real Redis, and no node."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from coordinator.cluster.watch import Watch
 from tests.conftest import Until
 from worker.app import create_app
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, NodeLife, WorkspaceMode
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
 
 NODE = NodeLife(node="n", incarnation="one", places=1, lanes=1, state="ready")
 
@@ -56,3 +57,48 @@ async def test_an_order_that_was_lost_is_sent_again(
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_node_is_asked_for_no_more_boxes_at_once_than_it_has_threads_for(
+    placement: Placement, redis_client: redis.Redis, tmp_path: Path, until: Until
+) -> None:
+    redis_client.set(keys.lease(NODE.node), NODE.incarnation)
+    redis_client.set(keys.node(NODE.node), NODE.model_dump_json())
+    queue, sent = keys.queue(NODE.node), set[str]()
+
+    def box(session: str) -> BoxOrder:
+        return BoxOrder(
+            session=session,
+            generation=1,
+            session_dir=str(tmp_path),
+            image="i",
+            workspace=str(tmp_path),
+            workspace_mode=WorkspaceMode.BIND,
+        )
+
+    def sessions_asked_for(count: int) -> bool:
+        while message := redis_client.rpop(queue):
+            assert isinstance(message, bytes)
+            sent.add(json.loads(message)["headers"]["id"].split("/")[0])
+        return len(sent) >= count
+
+    beginning = [asyncio.create_task(placement.prepare(box(f"s{number}"), NODE)) for number in range(60)]
+    ending = list[asyncio.Task[FinishOutcome]]()
+    try:
+        await asyncio.to_thread(until, lambda: sessions_asked_for(keys.ERRANDS), "boxes are asked for")
+        # An order that came in turn is sent again and again meanwhile; none of the others is.
+        await asyncio.sleep(1.0)
+        assert sessions_asked_for(keys.ERRANDS)
+        assert sent == {f"s{number}" for number in range(keys.ERRANDS)}
+        ending += [asyncio.create_task(placement.finish(box(f"e{number}"), NODE, apply=False)) for number in range(3)]
+        await asyncio.to_thread(
+            until, lambda: sessions_asked_for(keys.ERRANDS + 3), "those that end do not wait behind them"
+        )
+        beginning[0].cancel()
+        await asyncio.to_thread(until, lambda: sessions_asked_for(keys.ERRANDS + 4), "the next one has its turn")
+        assert f"s{keys.ERRANDS}" in sent
+    finally:
+        for task in (*beginning, *ending):
+            task.cancel()
+        await asyncio.gather(*beginning, *ending, return_exceptions=True)
+    assert redis_client.keys(keys.errands("*", "*")) == [], "nothing is left of them"
