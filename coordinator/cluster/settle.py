@@ -36,6 +36,8 @@ JOIN_S = 20.0
 """How long a node may take to answer a join of a call that should have ended."""
 CANCEL_S = 5.0
 """How long a cancelled call may take to report what it had printed."""
+CANCEL_AGAIN_S = 1.0
+"""How often a cancelled call is ended anew: a node that is just starting hears nothing."""
 CANCEL_LIMIT_S = 10.0
 """How long a cancelled call is waited for in all, also while Redis is away."""
 MAX_ATTEMPTS = 2
@@ -56,6 +58,8 @@ class Sent:
     joins: int = 0
     joined: "asyncio.Future[Reply] | None" = None
     """The answer of the last join that was sent."""
+    asked_of: str = ""
+    """The life of the node that this join went to; "" when it is uncertain that it arrived."""
 
 
 class MustResend(Exception):
@@ -223,15 +227,15 @@ class Settler:
 
         A node that is restarted meanwhile is asked anew: it took the question with it.
         """
-        order, asked_of = sent.order, ""
+        order, sent.asked_of = sent.order, ""
         left_s = sent.timeout_s + GRACE_S - (self._clock() - sent.startable_at)
         left_s = max(JOIN_S, left_s if left_s != float("inf") else JOIN_S)
         while left_s > 0:
             health = self._watch.health(order.node)
             if health.is_lost:
                 return _unknown(order, f"{why}; nobody is left to ask")
-            if not asked_of or health.incarnation not in (None, asked_of):
-                asked_of = await self._ask_join(sent, health.incarnation)
+            if not sent.asked_of or health.incarnation not in (None, sent.asked_of):
+                await self._ask_join(sent, health.incarnation)
             before = self._clock()
             await _wait_first(TICK_S, stop, *[one for one in _answers(sent) if not one.done()])
             outcome = _settled(sent)
@@ -247,13 +251,13 @@ class Settler:
                 break
         return _unknown(order, why)
 
-    async def _ask_join(self, sent: Sent, incarnation: str | None) -> str:
-        """Send a join; return whom it was sent to, "" when it is uncertain that it arrived."""
+    async def _ask_join(self, sent: Sent, incarnation: str | None) -> None:
+        """Send a join, and note whom it was sent to."""
         self._reader.forget(_join_id(sent))
         sent.joins += 1
         sent.joined = self._reader.expect(_join_id(sent))
         is_sent = await self._dispatcher.send_join(sent.order, _join_id(sent))
-        return (incarnation or sent.order.incarnation) if is_sent else ""
+        sent.asked_of = (incarnation or sent.order.incarnation) if is_sent else ""
 
     async def _cancel(self, sent: Sent) -> CallOutcome:
         """Return what a call came to that is cancelled: what it says itself, within a bounded time."""
@@ -276,11 +280,23 @@ class Settler:
                 await asyncio.sleep(TICK_S)
         if is_fenced:
             return cancelled_outcome(key, "The session was cancelled before this call ran.")
-        await self._dispatcher.cancel(sent.order.node, [key])
-        if not (waiting := [one for one in _answers(sent) if not one.done()]):
-            return None
-        await _wait_first(CANCEL_S, *waiting)
-        return _settled(sent)
+        return await self._last_words(sent)
+
+    async def _last_words(self, sent: Sent) -> CallOutcome | None:
+        """End a call at its node, and return what it came to; None where that is not heard in time."""
+        node, until = sent.order.node, self._clock() + CANCEL_S
+        while True:
+            await self._dispatcher.cancel(node, [sent.order.key])
+            life = self._watch.health(node).incarnation
+            if life not in (None, sent.asked_of or sent.order.incarnation):
+                # The life that the call, or the question for it, was sent to is over: only this one can answer.
+                await self._ask_join(sent, life)
+            if not (waiting := [one for one in _answers(sent) if not one.done()]):
+                return _settled(sent)
+            await _wait_first(min(CANCEL_AGAIN_S, max(0.0, until - self._clock())), *waiting)
+            outcome = _settled(sent)
+            if outcome is not None or self._clock() >= until:
+                return outcome
 
 
 def _join_id(sent: Sent) -> str:

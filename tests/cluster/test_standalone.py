@@ -13,11 +13,13 @@ import pytest
 import redis
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import CallStarted, ModelReplied
+from coordinator.session.call_events import CallStarted
+from coordinator.session.step_events import ModelReplied
 from coordinator.session.transcript import read_transcript
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Stage, leftover_containers
 from tests.cluster.machines import Node, Server
+from worker.app import create_app
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 
@@ -32,11 +34,11 @@ def node(state_dir: Path, server: Server, until: Until, docker_engine_or_skip: N
     node = Node(f"t-{uuid.uuid4().hex[:8]}", state_dir, server.url)
     node.start()
     with redis.Redis.from_url(server.url) as client:
-        until(lambda: bool(client.exists(keys.lease(node.name))), "the node has its lease", 30)
+        until(lambda: bool(client.exists(keys.lease(node.name))), "the node has its lease", 100)
     yield node
     if node.process.poll() is None:
         node.process.terminate()
-    assert node.process.wait(30) == 0, node.log()
+    assert node.process.wait(100) == 0, node.log()
     assert not leftover_containers(node.name)
 
 
@@ -113,17 +115,15 @@ async def test_a_redis_that_was_emptied_costs_no_call(stage: Any, server: Server
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 async def test_a_cancel_while_redis_is_away_ends_the_session_soon(stage: Any, server: Server, how: int) -> None:
     cancelled = asyncio.Event()
-    begun = stage.project / "begun"
 
     async def stop_both() -> None:
-        while not begun.exists():
-            await asyncio.sleep(0.02)
+        await once_begun(stage)
         server.signal(how)
         cancelled.set()
 
     stopping = asyncio.create_task(stop_both())
     try:
-        played = await asyncio.wait_for(stage.play([bash("touch begun; sleep 25")], cancelled=cancelled), 40)
+        played = await asyncio.wait_for(stage.play([bash("touch begun; sleep 25")], cancelled=cancelled), 100)
     finally:
         if how == signal.SIGKILL:
             server.processes[-1].wait()
@@ -159,7 +159,7 @@ async def test_a_node_that_is_told_to_end_gives_its_running_calls_answer(
 
     assert contents(played)[0]["text"].strip() == "said", contents(played)
     assert "draining" in states
-    assert node.process.wait(20) == 0, node.log()
+    assert node.process.wait(60) == 0, node.log()
     assert not leftover_containers(node.name)
     assert "Traceback" not in node.log()
 
@@ -197,38 +197,55 @@ async def test_a_message_that_comes_back_to_a_later_life_of_its_node_runs_nothin
     assert contents(played)[1]["text"].strip() == "said", contents(played)[1]
 
 
-async def test_a_node_that_is_restarted_twice_in_one_call_gives_its_answer(stage: Any, node: Node) -> None:
+async def restarted(node: Node, server: Server) -> None:
+    """Kill the node and start it again; come back once the new life takes what it is sent."""
+
+    def hears() -> bool:
+        with create_app(server.url) as app:
+            return bool(app.control.ping(destination=[keys.hostname(node.name)], timeout=1.0))
+
+    node.process.kill()
+    node.process.wait()
+    node.start()
+    while not await asyncio.to_thread(hears):
+        assert node.process.poll() is None, node.log()
+
+
+async def once_begun(stage: Any) -> None:
+    while not (stage.project / "begun").exists():
+        await asyncio.sleep(0.02)
+
+
+async def test_a_node_that_is_restarted_twice_in_one_call_gives_its_answer(
+    stage: Any, server: Server, node: Node
+) -> None:
     async def restart_twice() -> None:
-        while not (stage.project / "begun").exists():
-            await asyncio.sleep(0.02)
-        for pause_s in (4.0, 0.0):
-            node.process.kill()
-            node.process.wait()
-            node.start()
-            await asyncio.sleep(pause_s)
+        await once_begun(stage)
+        await restarted(node, server)
+        await restarted(node, server)
+        (stage.project / "go").touch()
 
     restarting = asyncio.create_task(restart_twice())
-    command = "touch begun; sleep 9; echo x >> log; echo said"
+    command = "touch begun; until [ -e go ]; do sleep 0.1; done; echo x >> log; echo said"
     played = await stage.play([bash(command), bash("cat log"), Turn("done")])
     await restarting
 
     assert [content["text"].strip() for content in contents(played)] == ["said", "x"], contents(played)
 
 
-async def test_a_cancel_while_a_restarted_node_is_asked_ends_the_command(stage: Any, node: Node) -> None:
+async def test_a_cancel_while_a_restarted_node_is_asked_ends_the_command(
+    stage: Any, server: Server, node: Node
+) -> None:
     cancelled = asyncio.Event()
 
     async def restart_then_cancel() -> None:
-        while not (stage.project / "begun").exists():
-            await asyncio.sleep(0.02)
-        node.process.kill()
-        node.process.wait()
-        node.start()
-        await asyncio.sleep(4.0)
+        await once_begun(stage)
+        await restarted(node, server)
         cancelled.set()
 
     cancelling = asyncio.create_task(restart_then_cancel())
-    played = await asyncio.wait_for(stage.play([bash("echo so far; touch begun; sleep 90")], cancelled=cancelled), 40)
+    command = ScriptedCall("Bash", {"command": "echo so far; touch begun; sleep 500", "timeout_ms": 600_000})
+    played = await asyncio.wait_for(stage.play([Turn(calls=(command,))], cancelled=cancelled), 200)
     await cancelling
 
     assert played.result.status == "cancelled"
@@ -253,7 +270,7 @@ async def test_a_node_that_dies_while_a_box_begins_or_ends_is_asked_again(stage:
     restarting = asyncio.create_task(restart()) if at == "prepare" else None
     sinks = () if at == "prepare" else (when_replied(2, restart_now),)
     turns = [bash("echo more >> a.txt"), Turn("done")]
-    played = await asyncio.wait_for(stage.play(turns, copy=True, sinks=sinks), 50)
+    played = await asyncio.wait_for(stage.play(turns, copy=True, sinks=sinks), 150)
     if restarting is not None:
         await restarting
 

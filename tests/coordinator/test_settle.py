@@ -1,0 +1,74 @@
+"""What a cancelled call comes to whose node does not hear of it at once; a real Redis, and no node."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+
+from coordinator.cluster.collect import ReplyReader
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.settle import Settler
+from coordinator.cluster.store import Store, connect
+from coordinator.cluster.watch import Watch
+from tests.orders import box_order, call_order
+from worker.contract import keys
+from worker.contract.orders import CallKey, CallOrder, CallOutcome, Fate
+from worker.contract.replies import Reply
+
+PRINTED = "so far"
+
+
+class Node(Dispatcher):
+    """A node that hears the second of two cancels, and answers what it is asked once it has heard one."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
+        self._asked: list[str] = []
+        self.cancels = 0
+
+    async def cancel(self, node: str, call_keys: Sequence[CallKey]) -> bool:
+        self.cancels += 1
+        if self.cancels == 2:
+            for task_id in self._asked or [str(key) for key in call_keys]:
+                self._answer(call_keys[0], task_id)
+        return True
+
+    async def send_join(self, order: CallOrder, task_id: str) -> bool:
+        self._asked.append(task_id)
+        return True
+
+    def _answer(self, key: CallKey, task_id: str) -> None:
+        outcome = CallOutcome(key=key, fate=Fate.RAN, result={"status": "error", "text": PRINTED})
+        self._reader.expect(task_id).set_result(Reply(task_id, True, outcome.model_dump(mode="json"), ""))
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    client = connect(redis_url)
+    yield Store(client)
+    await client.aclose()
+
+
+@pytest.mark.parametrize("life", ["the call's", "a later one"])
+async def test_a_cancel_is_said_until_the_node_hears_it_and_its_present_life_is_asked_what_was_printed(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, life: str
+) -> None:
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="the call's")
+    redis_client.set(keys.claim(str(key)), "a worker")
+    watch = Watch(store)
+    watch.follow("n", life)
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    node = Node(reader)
+    settler = Settler(store=store, reader=reader, dispatcher=node, watch=watch)
+    cancelled = asyncio.Event()
+    cancelled.set()
+    outcome = await settler.settle(settler.expect(order, 10.0, run_id="r"), cancelled)
+    await client.aclose()
+
+    assert node.cancels == 2
+    assert outcome.result is not None
+    assert outcome.result["text"] == PRINTED
