@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -25,6 +26,7 @@ from redis.retry import Retry
 
 from coordinator.embedded import SOCKET_PATH_BYTES, redis_server_binary
 from coordinator.errors import ConfigError
+from sandbox.guest_folder import install
 from worker import loop_device
 
 IMAGE = "sandhog-box:latest"
@@ -69,12 +71,54 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         without_server(reason)
 
 
+@pytest.fixture(scope="session")
+def shared_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of the whole test run, however many processes it has."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _shared_proofs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def proofs_dir(shared_dir: Path) -> Iterator[Path]:
     """What one test proved of an image on the engine, the next need not prove again."""
-    os.environ["SANDHOG_PROOFS_DIR"] = str(tmp_path_factory.mktemp("proofs"))
-    yield
+    path = shared_dir / "proofs"
+    path.mkdir(exist_ok=True)
+    os.environ["SANDHOG_PROOFS_DIR"] = str(path)
+    yield path
     del os.environ["SANDHOG_PROOFS_DIR"]
+
+
+@pytest.fixture(scope="session")
+def guest_folder(shared_dir: Path) -> Path:
+    """The guest folder, which is built once."""
+    return install(shared_dir / "guest")
+
+
+@pytest.fixture(scope="session")
+def furnished_dir(guest_folder: Path, proofs_dir: Path) -> Callable[[], AbstractContextManager[Path]]:
+    """Makes state directories that have what a node of some age has: the guest folder, and what it proved of images."""
+
+    @contextlib.contextmanager
+    def make() -> Iterator[Path]:
+        path = short_directory()
+        # The same files: whoever would write to them would write to those of all.
+        shutil.copytree(guest_folder, path / "guest" / guest_folder.name, copy_function=os.link)
+        link_proofs(proofs_dir, path / "proofs")
+        try:
+            yield path
+            link_proofs(path / "proofs", proofs_dir)
+        finally:
+            unmount_below(path)
+            shutil.rmtree(path)
+
+    return make
+
+
+def link_proofs(source: Path, target: Path) -> None:
+    target.mkdir(exist_ok=True)
+    for proof in source.glob("*.json"):
+        with contextlib.suppress(FileExistsError):
+            os.link(proof, target / proof.name)
 
 
 @pytest.fixture(scope="session")

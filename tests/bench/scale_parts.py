@@ -18,10 +18,12 @@ import redis
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.session.approvals import Never
-from coordinator.session.events import CallFinished, Event, ModelReplied, StepStarted
+from coordinator.session.call_events import CallFinished
+from coordinator.session.events import Event
 from coordinator.session.limits import Limits
 from coordinator.session.request import SessionRequest
 from coordinator.session.runner import SessionRunner
+from coordinator.session.step_events import ModelReplied, StepStarted
 from coordinator.session.workspace_choice import Chosen
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster

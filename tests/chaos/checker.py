@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import SandhogError
-from coordinator.session.events import CallFinished, ModelReplied, SessionEnded, SessionResumed, SessionStarted
+from coordinator.session.call_events import CallFinished
 from coordinator.session.history import validate
 from coordinator.session.reading import read_session, segments
 from coordinator.session.rebuild import Rebuilt, rebuild
+from coordinator.session.session_events import SessionEnded, SessionResumed, SessionStarted
+from coordinator.session.step_events import ModelReplied
 from worker.contract.orders import WorkspaceMode
 from worker.contract.places import COPY_DIR
 

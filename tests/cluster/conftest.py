@@ -54,8 +54,18 @@ def project(tmp_path: Path) -> Path:
     return directory
 
 
+Furnished = Callable[[], contextlib.AbstractContextManager[Path]]
+
+
 @pytest.fixture
-def embedded(state_dir: Path, docker_engine_or_skip: None, until: Callable[..., None]) -> Iterator[Embedded]:
+def state_dir(furnished_dir: Furnished) -> Iterator[Path]:
+    """A directory whose path is short enough for sockets, with what a node of some age has in it."""
+    with furnished_dir() as path:
+        yield path
+
+
+@contextlib.contextmanager
+def private_cluster(state_dir: Path, until: Callable[..., None]) -> Iterator[Embedded]:
     """A private Redis and worker; nothing of it may be left afterwards."""
     running = Embedded(state_dir, dead_man_s=20)
     try:
@@ -65,6 +75,28 @@ def embedded(state_dir: Path, docker_engine_or_skip: None, until: Callable[..., 
         running.close()
     assert not leftover_containers(running.node)
     assert list((state_dir / "runs").iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def embedded_of_module(
+    furnished_dir: Furnished, docker_engine_or_skip: None, until: Callable[..., None]
+) -> Iterator[Embedded]:
+    """The private Redis and worker of all tests of a module that are marked `shared_node`."""
+    with furnished_dir() as state_dir, private_cluster(state_dir, until) as running:
+        yield running
+
+
+@pytest.fixture
+def embedded(request: pytest.FixtureRequest, until: Callable[..., None]) -> Iterator[Embedded]:
+    """A private Redis and worker: the test's own, or its module's where it is marked `shared_node`."""
+    if request.node.get_closest_marker("shared_node") is None:
+        request.getfixturevalue("docker_engine_or_skip")
+        with private_cluster(request.getfixturevalue("state_dir"), until) as running:
+            yield running
+        return
+    running = request.getfixturevalue("embedded_of_module")
+    yield running
+    until(lambda: not leftover_containers(running.node), "the test's boxes are gone")
 
 
 def answers(redis_url: str) -> bool:
@@ -84,9 +116,9 @@ def leftover_containers(node: str) -> list[str]:
 
 
 @pytest.fixture
-async def cluster(embedded: Embedded, state_dir: Path) -> AsyncIterator[Cluster]:
+async def cluster(embedded: Embedded) -> AsyncIterator[Cluster]:
     """The coordinator's shared parts on the embedded cluster."""
-    async with open_cluster(embedded.redis_url, state_dir) as opened:
+    async with open_cluster(embedded.redis_url, embedded.state_dir) as opened:
         yield opened
 
 

@@ -1,12 +1,21 @@
-"""A Redis and worker processes that no command owns: they are started, hurt and ended by a test."""
+"""A Redis and worker processes that no command owns, which a test starts, hurts and ends; and how it looks at them."""
 
+import asyncio
+import contextlib
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from coordinator.embedded import redis_server_binary
+import redis
+
+from coordinator.embedded import Embedded, redis_server_binary
+from worker.contract import keys
 
 REPOSITORY = Path(__file__).parents[2]
 WORKER = ("-m", "worker", "run")
@@ -74,3 +83,48 @@ class Node:
 
     def log(self) -> str:
         return self._log.read_text()
+
+
+@contextlib.asynccontextmanager
+async def kept_up(embedded: Embedded) -> AsyncIterator[None]:
+    """Restart the worker whenever it dies, as the command line does."""
+
+    async def look_after() -> None:
+        while True:
+            embedded.look_after()
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(look_after())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def watched_queue(redis_url: str, node: str) -> Iterator[list[dict[str, Any]]]:
+    """Collect every task message that is pushed to the node's queue while the block runs."""
+    client = redis.Redis.from_url(redis_url)
+    seen: list[dict[str, Any]] = []
+    queue, ready = keys.queue(node), threading.Event()
+    with client.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+
+        def listen() -> None:
+            ready.set()
+            for command in monitor.listen():
+                words = command["command"]
+                if words.startswith(f"LPUSH {queue} "):
+                    seen.append(json.loads(words.removeprefix(f"LPUSH {queue} ")))
+                if words.startswith("ECHO sandhog-test-end"):
+                    return
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        ready.wait()
+        try:
+            yield seen
+        finally:
+            client.echo("sandhog-test-end")
+            thread.join(60)
+    client.close()

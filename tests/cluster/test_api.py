@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +19,8 @@ import pytest
 
 from coordinator.client import Client
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
-from tests.conftest import short_directory, unmount_below
+from tests.cluster.commands import SANDHOG, SECRET, leftovers
+from tests.cluster.conftest import Furnished
 
 pytestmark = pytest.mark.docker
 
@@ -114,20 +113,20 @@ def says(messages: list[dict[str, Any]]) -> Turn:
 
 
 @pytest.fixture(scope="module")
-def server(until: Until, docker_engine_or_skip: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    until: Until, docker_engine_or_skip: None, furnished_dir: Furnished, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """One server for the tests that leave it as it is."""
-    state_dir = short_directory()
     project = tmp_path_factory.mktemp("project")
     (project / "a.txt").write_text("alpha\nbeta\n")
-    try:
-        roots = json.dumps({"project": str(project)})
-        with serving(says, state_dir, until, SANDHOG_ROOTS=roots, SANDHOG_DRAIN_S="5") as server:
-            with server.client() as client:
-                until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
-            yield server
-    finally:
-        unmount_below(state_dir)
-        shutil.rmtree(state_dir, ignore_errors=True)
+    roots = json.dumps({"project": str(project)})
+    with (
+        furnished_dir() as state_dir,
+        serving(says, state_dir, until, SANDHOG_ROOTS=roots, SANDHOG_DRAIN_S="5") as server,
+    ):
+        with server.client() as client:
+            until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 120)
+        yield server
 
 
 @pytest.fixture
@@ -223,21 +222,21 @@ def test_calls_of_a_loop_outside_run_once_and_are_answered_in_order(client: http
 def test_a_person_answers_talks_and_changes_limits(client: httpx2.Client, until: Until) -> None:
     session_id = made(client, prompt="mkdir d; mv d e", policy="guarded", stay_open=True, limits={"steps": 9})
     path = f"/v1/sessions/{session_id}"
-    until(lambda: bool(client.get(f"{path}/approvals").json()["approvals"]), "it asks", 60)
-    assert client.get(path).json()["status"] == "waiting"
+    until(lambda: bool(client.get(f"{path}/approvals").json()["approvals"]), "it asks", 120)
+    until(lambda: client.get(path).json()["status"] == "waiting", "and says so", 120)
     asked = client.get(f"{path}/approvals").json()["approvals"]
     assert [one["text"] for one in asked] == ["mkdir d; mv d e"]
     answer = client.post(f"{path}/approvals", json={"name": asked[0]["name"], "decision": "deny", "note": "not now"})
     assert answer.json() == {"name": asked[0]["name"], "decision": "deny", "by": "local over the API"}
     late = client.post(f"{path}/approvals/{asked[0]['name']}", json={"decision": "allow"})
     assert late.status_code in (404, 409)
-    until(lambda: client.get(path).json()["status"] == "idle", "it waits for a message", 60)
+    until(lambda: client.get(path).json()["status"] == "idle", "it waits for a message", 120)
 
     assert client.patch(f"{path}/limits", json={"calls": 7}).json()["calls"] == 7
     assert client.patch(f"{path}/limits", json={"calls": 0}).status_code == 422
     assert client.post(f"{path}/message", json={"text": "echo again"}).status_code == 202
-    until(lambda: client.get(path).json()["step"] == 4, "it has heard", 60)
-    until(lambda: client.get(path).json()["status"] == "idle", "it waits again", 60)
+    until(lambda: client.get(path).json()["step"] == 4, "it has heard", 120)
+    until(lambda: client.get(path).json()["status"] == "idle", "it waits again", 120)
     assert client.get(path).json()["limits"]["calls"] == 7
     assert client.post(f"{path}/finish").status_code == 202
     assert ended(client, session_id)["status"] == "completed"
@@ -252,7 +251,7 @@ def test_a_server_that_ends_leaves_its_sessions_to_the_next_one(state_dir: Path,
     command = {"command": "date +%s%N | tee t"}
     calls: dict[str, Any] = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": command}]}
     with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
-        until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 60)
+        until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 120)
         session_id = made(client, loop="none")
         first = client.post(f"/v1/sessions/{session_id}/tool_calls", json=calls).json()
         server.process.send_signal(signal.SIGTERM)

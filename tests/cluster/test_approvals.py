@@ -5,15 +5,11 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.parts import Cluster
@@ -22,18 +18,18 @@ from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Decided, Elsewhere
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
 from coordinator.session.ceilings import Ceiling
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
 from coordinator.session.transcript import read_transcript
+from tests.cluster.commands import SANDHOG
+from tests.cluster.machines import watched_queue
 from tools.policy_file import read_policy
 from tools.registry import builtin_registry
-from worker.contract import keys
 from worker.contract.approvals import ApprovalAnswer, ApprovalRequest
 from worker.contract.orders import CALL_TASK, CallKey, Policy
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 
-SANDHOG = [sys.executable, "-c", "from coordinator.start import main; main()"]
 MAKE = ScriptedCall("Bash", {"command": "echo made >> made; cat made"})
 
 
@@ -59,38 +55,8 @@ YES, NO = Decided(True, by="ann"), Decided(False, by="ann", note="use the Makefi
 ALWAYS = Decided(True, by="ann", is_lasting=True)
 
 
-@contextmanager
-def sent_orders(redis_url: str, node: str) -> Iterator[list[str]]:
-    """Collect the ids of the calls that are pushed to the node's queue while the block runs."""
-    client = redis.Redis.from_url(redis_url)
-    sent: list[str] = []
-    queue, ready = keys.queue(node), threading.Event()
-    with client.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-
-        def listen() -> None:
-            ready.set()
-            for command in monitor.listen():
-                words = command["command"]
-                if words.startswith(f"LPUSH {queue} "):
-                    headers = json.loads(words.removeprefix(f"LPUSH {queue} "))["headers"]
-                    if headers["task"] == CALL_TASK:
-                        sent.append(headers["id"])
-                if words.startswith("ECHO sandhog-test-end"):
-                    return
-
-        thread = threading.Thread(target=listen)
-        thread.start()
-        ready.wait()
-        try:
-            yield sent
-        finally:
-            client.echo("sandhog-test-end")
-            thread.join(10)
-    client.close()
-
-
 async def next_request(requests: Requests) -> ApprovalRequest:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             found = await requests.waiting()
             if found:
@@ -208,11 +174,12 @@ async def test_a_ceiling_holds_or_refuses_the_session(stage: Any) -> None:
 async def test_a_list_of_things_to_do_ends_the_chain_and_never_travels(stage: Any, embedded: Embedded) -> None:
     todos = ScriptedCall("TodoWrite", {"todos": [{"content": "mend", "status": "in_progress"}]})
     echo = ScriptedCall("Bash", {"command": "echo x >> log; wc -l < log"})
-    with sent_orders(embedded.redis_url, embedded.node) as orders:
+    with watched_queue(embedded.redis_url, embedded.node) as messages:
         played = await stage.play([Turn(calls=(echo, echo, todos, echo)), Turn("done")])
     found = contents(played)
     texts = [content["text"].strip() for content in found]
     assert texts == ["1", "2", "0 completed, 1 in_progress, 0 pending. Now: mend", "3"]
+    orders = [headers["id"] for headers in (message["headers"] for message in messages) if headers["task"] == CALL_TASK]
     assert [CallKey.parse(sent).index for sent in orders] == [0, 1, 3]
     kinds = [
         (event.type, event.index)
@@ -244,7 +211,7 @@ class TestCommandLine:
 
     def sandhog(self, environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [*SANDHOG, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
+            [*SANDHOG, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=150
         )
 
     def test_a_session_is_answered_from_another_terminal(  # four commands, each with its start
@@ -264,14 +231,14 @@ class TestCommandLine:
             def waits(name: str) -> bool:
                 return [request.name for request in waiting(None, state_dir, None)] == [name]
 
-            until(lambda: waits("1.0"), "the session asks", 40.0)
+            until(lambda: waits("1.0"), "the session asks", 90)
             listed = self.sandhog(environment, "approve").stdout.splitlines()
             session_id, name = listed[0].split(":")[0].split()
             assert (name, any("echo made >> made" in line for line in listed)) == ("1.0", True)
             denied = self.sandhog(environment, "approve", session_id, "1.0", "--deny", "--note", "not on Mondays")
-            until(lambda: waits("1.1"), "the session asks again", 20.0)
+            until(lambda: waits("1.1"), "the session asks again", 90)
             allowed = self.sandhog(environment, "approve", session_id, "1.1", "--allow")
-            out, err = session.communicate(timeout=60)
+            out, err = session.communicate(timeout=150)
         assert denied.stdout.strip() == f"{session_id} 1.0: deny", denied.stderr
         assert allowed.stdout.strip() == f"{session_id} 1.1: allow", allowed.stderr
         assert json.loads(out)["status"] == "completed", err

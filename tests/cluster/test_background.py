@@ -24,7 +24,7 @@ async def look_after(embedded: Embedded) -> None:
 
 async def kill_once(path: Path, pid: int) -> None:
     """Kill the process as soon as the file is there."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await asyncio.to_thread(path.exists):
             await asyncio.sleep(0.02)
     os.kill(pid, signal.SIGKILL)

@@ -1,19 +1,17 @@
 """`sandhog batch` as a user runs it: a process, real boxes, real git, a scripted endpoint."""
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.test_command_line import SANDHOG, SECRET, leftovers
+from tests.cluster.commands import SECRET, leftovers, started
 from tests.conftest import Until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
@@ -36,36 +34,10 @@ def model(messages: list[dict[str, Any]]) -> Turn:
     return Turn("done")
 
 
-@contextlib.contextmanager
 def batch(
     endpoint: ScriptedEndpoint, state_dir: Path, tasks: Path, *arguments: str, **variables: str
-) -> Iterator[subprocess.Popen[str]]:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(state_dir),
-        "OPENAI_BASE_URL": endpoint.base_url,
-        "OPENAI_API_KEY": SECRET,
-        "SANDHOG_MODEL": "scripted",
-        "SANDHOG_STATE_DIR": str(state_dir),
-        "SANDHOG_PROOFS_DIR": os.environ["SANDHOG_PROOFS_DIR"],
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        **variables,
-    }
-    process = subprocess.Popen(
-        [*SANDHOG, "batch", str(tasks), "--json", *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+) -> AbstractContextManager["subprocess.Popen[str]"]:
+    return started(endpoint, state_dir, "batch", str(tasks), "--json", *arguments, **variables)
 
 
 def lines(out: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import pytest
 from coordinator.endpoint.scripted import Script, ScriptedCall, Turn
 from sandbox.controls import GVISOR_KERNEL
 from sandbox.making import MADE_BY_LABEL
-from tests.cluster.test_command_line import ended, leftovers, running
+from tests.cluster.commands import ended, leftovers, running
 from tests.sandbox.gvisor import RUNTIME, missing_gvisor
 
 pytestmark = pytest.mark.docker
@@ -165,6 +165,6 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     state_dir: Path, project: Path, arguments: tuple[str, ...]
 ) -> None:
     with running([Turn("x")], state_dir, "run", "go", "--workspace", str(project), *arguments) as process:
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert arguments[0] in err

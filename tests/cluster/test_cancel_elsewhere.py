@@ -7,7 +7,8 @@ import pytest
 from coordinator.cluster.store import Store, connect
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import CallStarted, Event
+from coordinator.session.call_events import CallStarted
+from coordinator.session.events import Event
 from tests.cluster.conftest import Stage
 
 pytestmark = pytest.mark.docker

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.test_command_line import SANDHOG, SECRET, ended, leftovers, running
+from tests.cluster.commands import SANDHOG, ended, environment, leftovers, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -28,19 +28,6 @@ def bash(command: str) -> Turn:
 
 def boxed(project: Path, *more: str) -> list[str]:
     return ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json", *more]
-
-
-def environment(endpoint: ScriptedEndpoint, state_dir: Path) -> dict[str, str]:
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(state_dir),
-        "TERM": "xterm",
-        "OPENAI_BASE_URL": endpoint.base_url,
-        "OPENAI_API_KEY": SECRET,
-        "SANDHOG_MODEL": "scripted",
-        "SANDHOG_STATE_DIR": str(state_dir),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
 
 
 def embedded_pids(state_dir: Path) -> list[int]:
@@ -108,7 +95,7 @@ def test_closed_standard_streams_harm_nothing(state_dir: Path, project: Path, cl
     with ScriptedEndpoint([bash("echo x > made"), Turn("all done")]) as endpoint:
         done = subprocess.run(
             ["sh", "-c", f'exec "$@" {redirections}', "sh", *SANDHOG, *boxed(project)],
-            env=environment(endpoint, state_dir),
+            env=environment(endpoint, state_dir, TERM="xterm"),
             capture_output=True,
             text=True,
             timeout=120,
@@ -153,7 +140,7 @@ def test_a_relative_state_directory_is_taken_from_where_the_command_was_given(st
     with ScriptedEndpoint([bash("true"), Turn("done")]) as endpoint:
         done = subprocess.run(
             [*SANDHOG, *boxed(project)],
-            env={**environment(endpoint, state_dir), "SANDHOG_STATE_DIR": "here"},
+            env={**environment(endpoint, state_dir, TERM="xterm"), "SANDHOG_STATE_DIR": "here"},
             cwd=state_dir,
             capture_output=True,
             text=True,
@@ -168,7 +155,7 @@ def test_a_working_directory_that_is_gone_is_a_message(state_dir: Path, tmp_path
     with ScriptedEndpoint([Turn("hi")]) as endpoint:
         done = subprocess.run(
             ["sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh", *SANDHOG, "run", "x"],
-            env=environment(endpoint, state_dir),
+            env=environment(endpoint, state_dir, TERM="xterm"),
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -236,7 +223,7 @@ def test_ctrl_c_at_a_question_ends_the_session(state_dir: Path, project: Path) -
     with ScriptedEndpoint([bash("touch never"), Turn("done")]) as endpoint:
         code, shown = at_terminal(
             [*SANDHOG, "run", "x", "--workspace", str(project), "--bind", "--policy", "guarded"],
-            environment(endpoint, state_dir),
+            environment(endpoint, state_dir, TERM="xterm"),
             interrupt,
         )
     assert code == 130, shown
@@ -261,7 +248,7 @@ def test_bytes_that_are_no_text_are_no_answer(state_dir: Path, project: Path) ->
     with ScriptedEndpoint([bash("touch never"), Turn("done")]) as endpoint:
         code, shown = at_terminal(
             [*SANDHOG, "run", "x", "--workspace", str(project), "--bind", "--policy", "guarded"],
-            environment(endpoint, state_dir),
+            environment(endpoint, state_dir, TERM="xterm"),
             answer,
         )
     assert code == 0, shown

@@ -7,86 +7,15 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import docker
 import pytest
 
-from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
+from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
+from tests.cluster.commands import SANDHOG, SECRET, ended, leftovers, running
 
 pytestmark = pytest.mark.docker
-
-SANDHOG = [sys.executable, "-c", "from coordinator.start import main; main()"]
-SECRET = "sk-test-0123456789abcdef0123456789abcdef"
-
-
-@contextmanager
-def running(script: Script, state_dir: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """A `sandhog` process against a scripted endpoint, in the directory it was given as workspace."""
-    with ScriptedEndpoint(script) as endpoint:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(state_dir),
-            "OPENAI_BASE_URL": endpoint.base_url,
-            "OPENAI_API_KEY": SECRET,
-            "SANDHOG_MODEL": "scripted",
-            "SANDHOG_STATE_DIR": str(state_dir),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            **variables,
-        }
-        process = subprocess.Popen(
-            [*SANDHOG, *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """Wait for the process; its one JSON object and what it wrote to stderr."""
-    out, err = process.communicate(timeout=120)
-    assert out.count("\n") == 1, f"exactly one line on stdout: {out!r}\n{err}"
-    return json.loads(out), err
-
-
-def leftovers(state_dir: Path) -> list[str]:
-    """What a finished command left behind but transcripts, the guest folder and results."""
-    client = docker.from_env()
-    try:
-        found = [
-            f"container {one.name}"
-            for one in client.containers.list(all=True, ignore_removed=True)
-            if is_ours(one, state_dir)
-        ]
-    finally:
-        client.close()
-    found += [f"run {path.name}" for path in (state_dir / "runs").iterdir()] if (state_dir / "runs").exists() else []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                environment = (process / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"SANDHOG_STATE_DIR={state_dir}".encode() in environment:
-                found.append(f"process {process.name}")
-    return found
-
-
-def is_ours(container: Any, state_dir: Path) -> bool:
-    """Whether a container was started by a command of this test: its guest folder lies in the state directory."""
-    return any(str(mount.get("Source", "")).startswith(str(state_dir)) for mount in container.attrs["Mounts"])
 
 
 def test_json_is_one_object_and_everything_else_goes_to_stderr(state_dir: Path, project: Path) -> None:
@@ -147,7 +76,7 @@ def test_bad_usage_exits_2_and_says_what_to_do(
     if "--workspace" not in arguments and arguments[0] == "run":
         arguments = [*arguments, "--workspace", str(tmp_path)]
     with running([Turn("hi")], state_dir, *arguments, **variables) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 2, err
     assert out == ""
     assert words in err
@@ -160,7 +89,7 @@ def test_a_root_owned_directory_is_bound_only_as_root(state_dir: Path, tmp_path:
         pytest.skip("needs root: a root-owned directory of its own")
     script = [Turn(calls=(ScriptedCall("Bash", {"command": "id -u; echo x > made"}),)), Turn("done")]
     with running(script, state_dir, "run", "x", "--workspace", str(tmp_path), "--bind", "--json") as process:
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "--as-root" in err
     arguments = ["run", "x", "--workspace", str(tmp_path), "--as-root", "--policy", "boxed", "--json"]
@@ -210,7 +139,7 @@ def test_ctrl_c_ends_the_running_command_and_leaves_a_valid_transcript(
     script = [Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; echo so far; sleep 99"}),)), Turn("done")]
     arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json"]
     with running(script, state_dir, *arguments) as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
         process.send_signal(signal.SIGINT)
         result, err = ended(process)
     assert process.returncode == 130, err
@@ -229,11 +158,11 @@ def test_a_killed_command_takes_its_boxes_worker_and_redis_with_it(
     script = [Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; sleep 99"}),)), Turn("done")]
     arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json"]
     with running(script, state_dir, *arguments) as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
         assert any(one.startswith("container") for one in leftovers(state_dir)), "it was alive"
         process.kill()
         process.wait()
-        until(lambda: leftovers(state_dir) == [], "nothing is left", 30)
+        until(lambda: leftovers(state_dir) == [], "nothing is left", 90)
 
 
 def test_with_command_and_worker_killed_the_box_ends_itself_and_the_next_command_sweeps(
@@ -242,13 +171,13 @@ def test_with_command_and_worker_killed_the_box_ends_itself_and_the_next_command
     script = [Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; sleep 99"}),)), Turn("done")]
     arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind", "--json"]
     with running(script, state_dir, *arguments, SANDHOG_DEAD_MAN_S="10") as process:
-        until(lambda: (project / "begun").exists(), "the command runs", 30)
+        until(lambda: (project / "begun").exists(), "the command runs", 90)
         (run,) = (state_dir / "runs").iterdir()
         pids = [json.loads(line)["pid"] for line in (run / "processes.jsonl").read_text().splitlines()]
         process.kill()
         os.kill(pids[1], signal.SIGKILL)
         process.wait()
-    until(lambda: not any(one.startswith("container") for one in leftovers(state_dir)), "the box ended itself", 40)
+    until(lambda: not any(one.startswith("container") for one in leftovers(state_dir)), "the box ended itself", 90)
     assert any(one.startswith("process") or one.startswith("run") for one in leftovers(state_dir)), "Redis is left"
     with running([Turn("hi")], state_dir, "run", "x", "--workspace", str(project), "--json") as process:
         ended(process)
@@ -272,14 +201,14 @@ def test_a_patch_is_applied_afterwards_and_refused_where_the_file_has_changed(st
     kept = shutil.copytree(project, project.with_name("kept"))
     (project / "a.txt").write_text("changed meanwhile\n")
     with running([], state_dir, "apply", result["session_id"], "--yes") as process:
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "a.txt" in err
     assert (project / "a.txt").read_text() == "changed meanwhile\n"
     shutil.rmtree(project)
     kept.rename(project)
     with running([], state_dir, "apply", result["session_id"], "--yes") as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "+more" in out
     assert (project / "a.txt").read_text() == "alpha\nbeta\nmore\n"
@@ -303,6 +232,9 @@ def test_a_user_of_the_docker_group_gets_a_full_run(state_dir: Path, project: Pa
         pytest.skip("needs root, to become an ordinary user, and a system Python of this version")
     if any(not folder.stat().st_mode & 0o001 for folder in Path(sysconfig.get_path("purelib")).parents):
         pytest.skip("this checkout lies in a directory that other users may not enter")
+    # Of a state directory as it is at first: the guest folder is made, and the image's limits are tried.
+    for old in (state_dir / "guest", state_dir / "proofs"):
+        shutil.rmtree(old)
     owner = project.stat()
     for path in (state_dir, *project.parents):
         if path.is_relative_to(state_dir) or path.name.startswith(("pytest-", "popen-", "test_")):
@@ -327,7 +259,7 @@ def test_a_user_of_the_docker_group_gets_a_full_run(state_dir: Path, project: Pa
                 cwd="/",
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=150,
                 check=False,
             )
         assert done.returncode == 0, done.stderr

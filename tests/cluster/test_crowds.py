@@ -9,7 +9,7 @@ import pytest
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.history import validate
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 
 
 def contents(played: Any) -> list[dict[str, Any]]:

@@ -1,12 +1,11 @@
 """What dies in the middle of a call, and what the model and the workspace see of it."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,12 @@ import redis
 
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import CallFinished, ModelReplied
+from coordinator.session.call_events import CallFinished
+from coordinator.session.step_events import ModelReplied
+from tests.cluster.machines import kept_up
 from worker.contract import keys
 
 pytestmark = pytest.mark.docker
-
-
-@contextlib.asynccontextmanager
-async def kept_up(embedded: Embedded) -> AsyncIterator[None]:
-    """Restart the worker whenever it dies, as the command line does."""
-
-    async def look_after() -> None:
-        while True:
-            embedded.look_after()
-            await asyncio.sleep(0.1)
-
-    task = asyncio.create_task(look_after())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def once_there(path: Path, then: Callable[[], object]) -> None:
@@ -130,7 +114,7 @@ async def test_a_link_of_a_chain_that_is_delivered_twice_runs_once(stage: Any, e
         [turn, Turn(calls=(ScriptedCall("Bash", {"command": "sleep 0.5; cat log"}),)), Turn("ok")]
     )
     client.echo("sandhog-test-end")
-    thread.join(10)
+    thread.join(60)
     client.close()
 
     assert again, "the message was seen and pushed again"

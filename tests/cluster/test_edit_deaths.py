@@ -15,8 +15,9 @@ import redis
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.bounds import Budgets
-from coordinator.session.events import CallFinished
-from tests.cluster.test_deaths import contents, kept_up
+from coordinator.session.call_events import CallFinished
+from tests.cluster.machines import kept_up
+from tests.cluster.test_deaths import contents
 from worker.contract import keys
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]

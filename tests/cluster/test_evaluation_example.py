@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
+from tests.cluster.commands import SANDHOG, leftovers
 from tests.cluster.test_batch import END_S, batch, lines
-from tests.cluster.test_command_line import SANDHOG, leftovers
 
 pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(400)]
 

@@ -2,52 +2,20 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import CallFinished, CallStarted
+from coordinator.session.call_events import CallFinished, CallStarted
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
 from coordinator.session.transcript import read_transcript
-from worker.contract import keys
+from tests.cluster.machines import watched_queue
 
-pytestmark = pytest.mark.docker
-
-
-@contextmanager
-def watched_queue(redis_url: str, node: str) -> Iterator[list[dict[str, Any]]]:
-    """Collect every task message that is pushed to the node's queue while the block runs."""
-    client = redis.Redis.from_url(redis_url)
-    seen: list[dict[str, Any]] = []
-    queue, ready = keys.queue(node), threading.Event()
-    with client.monitor() as monitor:  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-
-        def listen() -> None:
-            ready.set()
-            for command in monitor.listen():
-                words = command["command"]
-                if words.startswith(f"LPUSH {queue} "):
-                    seen.append(json.loads(words.removeprefix(f"LPUSH {queue} ")))
-                if words.startswith("ECHO sandhog-test-end"):
-                    return
-
-        thread = threading.Thread(target=listen)
-        thread.start()
-        ready.wait()
-        try:
-            yield seen
-        finally:
-            client.echo("sandhog-test-end")
-            thread.join(10)
-    client.close()
+pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 
 
 def by_call(messages: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -14,7 +14,7 @@ from coordinator.commands.breakers import list_breakers
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.breakers import table
-from coordinator.session.events import Notice, SessionEnded
+from coordinator.session.session_events import Notice, SessionEnded
 from worker.contract import breaker, keys
 from worker.contract.breaker import Phase
 
@@ -57,6 +57,7 @@ def tools_of(request: dict[str, Any]) -> list[str]:
     return [tool["function"]["name"] for tool in request.get("tools", [])]
 
 
+@pytest.mark.shared_node
 class TestLock:
     async def test_edit_unread_is_refused_and_every_spelling_is_the_same_file(self, stage: Any) -> None:
         played = await stage.play(
@@ -142,7 +143,7 @@ class TestLock:
                 number, is_edit = divmod(sum(one["role"] == "assistant" for one in messages), 2)
                 if number == rounds:
                     return Turn("done")
-                together.wait(30)
+                together.wait(90)
                 path = f"r{number}"
                 return Turn(calls=(edit(path, "free", f"taken by {name}") if is_edit else read(path),))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import BoxReplaced, Notice, SessionPlaced
+from coordinator.session.session_events import BoxReplaced, Notice, SessionPlaced
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Played, Stage, Start, leftover_containers
 from tests.cluster.machines import REPOSITORY, Server

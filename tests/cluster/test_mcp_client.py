@@ -13,14 +13,14 @@ import pytest
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.approvals import Decided
 from coordinator.session.box_options import BoxOptions
-from coordinator.session.events import BoxReplaced, Notice
 from coordinator.session.mcp_settings import read_mcp_config
+from coordinator.session.session_events import BoxReplaced, Notice
 from coordinator.settings import DEFAULT_IMAGE
 from tests.conftest import without_server
 from tests.worker.test_mcp import LIBRARY, STOCK, TOKEN, open_python, web_server
 from worker.contract.approvals import ApprovalRequest
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 __all__ = ["web_server"]
 
 IMPORTED = (

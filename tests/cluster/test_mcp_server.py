@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult
 
 from coordinator.mcp.server import REQUEST_KEY
-from tests.cluster.test_command_line import SANDHOG, leftovers
+from tests.cluster.commands import SANDHOG, leftovers
 
 pytestmark = pytest.mark.docker
 

@@ -1,13 +1,13 @@
 """Sessions with own tools on real parts: the examples of the documentation, run as they are."""
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
@@ -21,10 +21,14 @@ from coordinator.cluster.parts import Cluster
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.session.approvals import Always, Never
-from coordinator.session.events import CallFinished, CallStarted
+from coordinator.session.call_events import CallFinished, CallStarted
 from coordinator.wiring import open_cluster
+from tests.cluster.conftest import Furnished
+from tests.cluster.machines import kept_up
 from tools.loading import LoadedTools, load_tools
 from worker.contract.orders import Policy
+
+pytestmark = pytest.mark.shared_node
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "docs" / "examples", ROOT / "tests" / "worker" / "own_tools_file.py"]
@@ -64,12 +68,19 @@ def tracker() -> Iterator[str]:
         thread.join()
 
 
-@pytest.fixture
-def secrets_dir(tmp_path: Path, state_dir: Path, tracker: str) -> Path:
+@pytest.fixture(scope="module")
+def own_state_dir(furnished_dir: Furnished) -> Iterator[Path]:
+    """The state directory of this module's node; a user of no other rights gets into it."""
+    with furnished_dir() as path:
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def secrets_dir(tmp_path_factory: pytest.TempPathFactory, own_state_dir: Path, tracker: str) -> Path:
     """Secrets of two principals, and a database with rows of both."""
-    # Where a user of no other rights gets to: below a short directory, not below pytest's.
-    state_dir.chmod(0o755)
-    path = state_dir / "orders.sqlite"
+    secrets = tmp_path_factory.mktemp("secrets")
+    path = own_state_dir / "orders.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE orders (id INTEGER, owner TEXT, item TEXT, cents INTEGER)")
         rows = [(1, "alice", "anvil", 100), (2, "bob", "bellows", 200), (3, "bob", "bolt", 3)]
@@ -77,53 +88,35 @@ def secrets_dir(tmp_path: Path, state_dir: Path, tracker: str) -> Path:
         database.commit()
     path.chmod(0o644)
     for principal in ("alice", "bob"):
-        folder = tmp_path / "secrets" / principal
-        folder.mkdir(parents=True)
+        folder = secrets / principal
+        folder.mkdir()
         for name, value in (("ORDERS_DATABASE", str(path)), ("TICKETS_URL", tracker), ("TICKETS_TOKEN", TOKEN)):
             (folder / name).write_text(value + "\n")
-    return tmp_path / "secrets"
+    return secrets
 
 
-@pytest.fixture
-def embedded(
-    state_dir: Path, secrets_dir: Path, loaded: LoadedTools, docker_engine_or_skip: None
+@pytest.fixture(scope="module")
+def embedded_of_module(
+    own_state_dir: Path, secrets_dir: Path, loaded: LoadedTools, docker_engine_or_skip: None
 ) -> Iterator[Embedded]:
     """An embedded cluster whose node has the own tools."""
-    running = Embedded(state_dir, dead_man_s=20, tools=loaded.files, secrets_dir=secrets_dir)
+    running = Embedded(own_state_dir, dead_man_s=20, tools=loaded.files, secrets_dir=secrets_dir)
     yield running
     running.close()
 
 
 @pytest.fixture
-async def cluster(embedded: Embedded, state_dir: Path, loaded: LoadedTools) -> AsyncIterator[Cluster]:
-    async with open_cluster(embedded.redis_url, state_dir, loaded) as opened:
+async def cluster(embedded: Embedded, loaded: LoadedTools) -> AsyncIterator[Cluster]:
+    async with open_cluster(embedded.redis_url, embedded.state_dir, loaded) as opened:
         yield opened
 
 
 @pytest.fixture
-def marker(state_dir: Path) -> Path:
+def marker(embedded: Embedded) -> Path:
     """A file that any user may make."""
-    folder = state_dir / "open"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="open-", dir=embedded.state_dir))
     folder.chmod(0o777)
     return folder / "marker"
-
-
-@contextlib.asynccontextmanager
-async def kept_up(embedded: Embedded) -> AsyncIterator[None]:
-    """Restart the worker whenever it dies, as the command line does."""
-
-    async def look_after() -> None:
-        while True:
-            embedded.look_after()
-            await asyncio.sleep(0.1)
-
-    task = asyncio.create_task(look_after())
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def text_of(path: Path) -> str:
@@ -319,9 +312,9 @@ async def test_safe_calls_travel_together(stage: Any) -> None:
 
 
 @pytest.mark.docker
-async def test_a_node_without_the_sessions_tools_is_not_taken(embedded: Embedded, state_dir: Path, stage: Any) -> None:
+async def test_a_node_without_the_sessions_tools_is_not_taken(embedded: Embedded, stage: Any) -> None:
     # Takes as long as nodes with other tools are waited for.
-    async with open_cluster(embedded.redis_url, state_dir, load_tools([FILES[1]])) as other:
+    async with open_cluster(embedded.redis_url, embedded.state_dir, load_tools([FILES[1]])) as other:
         stage.cluster = other
         played = await stage.play([Turn(calls=(ScriptedCall("greet", {"name": "you"}),)), Turn("done")])
     assert played.result.status == "failed"

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.events import CallFinished, CallStarted, ModelReplied
+from coordinator.session.call_events import CallFinished, CallStarted
+from coordinator.session.step_events import ModelReplied
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Played, Stage, Start, answers
 from tests.cluster.machines import Server

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from tests.cluster.test_command_line import ended, leftovers, running
+from tests.cluster.commands import ended, leftovers, running
 
 pytestmark = pytest.mark.docker
 

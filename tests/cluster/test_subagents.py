@@ -12,16 +12,18 @@ import redis
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.approvals import Decided
-from coordinator.session.events import CallFinished, ChildEnded, ChildEvent, ChildStarted, Event, SessionStarted
+from coordinator.session.call_events import CallFinished
+from coordinator.session.events import ChildEvent, Event
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
+from coordinator.session.session_events import ChildEnded, ChildStarted, SessionStarted
 from coordinator.session.subagents import RULES
 from coordinator.session.transcript import read_transcript
 from worker.contract import keys
 from worker.contract.approvals import ApprovalRequest
 from worker.contract.orders import Policy
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 
 
 def task(prompt: str, profile: str = "explore", description: str = "look around") -> ScriptedCall:

@@ -16,10 +16,11 @@ import pytest
 
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.session.events import CallFinished, SessionEnded, SessionResumed
+from coordinator.session.call_events import CallFinished
 from coordinator.session.history import validate
 from coordinator.session.reading import read_session
 from coordinator.session.rebuild import rebuild
+from coordinator.session.session_events import SessionEnded, SessionResumed
 from tests.cluster.conftest import AGENT_UID
 from tests.conftest import Until
 

@@ -28,7 +28,8 @@ from coordinator.commands.terminal import TerminalApprover
 from coordinator.commands.typed_lines import TypedLines
 from coordinator.errors import TranscriptError
 from coordinator.session.approvals import Decided
-from coordinator.session.events import Event, SessionEnded, SessionStarted
+from coordinator.session.events import Event
+from coordinator.session.session_events import SessionEnded, SessionStarted
 from coordinator.session.transcript import Transcript
 from tests.conftest import Until
 from worker.contract.approvals import ApprovalRequest

@@ -10,7 +10,8 @@ from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.store import connect
 from coordinator.endpoint.reply import RawCall
 from coordinator.session.approvals import Always, Approvals, Approver, Decided, Elsewhere, Lasting, Never, full_text
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked, Event
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked
+from coordinator.session.events import Event
 from coordinator.session.plan import PlannedCall, plan
 from tools.permission import GUARDED, Terms, decide
 from tools.registry import builtin_registry
@@ -83,7 +84,7 @@ def ask(
 
 async def stands(requests: Requests) -> ApprovalRequest:
     """Wait until something waits for an answer."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             found = await requests.waiting()
             if found:

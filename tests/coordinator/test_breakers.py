@@ -13,7 +13,9 @@ from redis.asyncio import Redis
 
 from coordinator.cluster.store import Store, connect
 from coordinator.session.breakers import Breakers, Listed, ShownTools, table
-from coordinator.session.events import Event, Notice, ToolsShown
+from coordinator.session.events import Event
+from coordinator.session.session_events import Notice
+from coordinator.session.step_events import ToolsShown
 from tools.registry import Registry, builtin_registry
 from worker.contract import breaker, keys, metadata
 from worker.contract.breaker import Ending, Phase

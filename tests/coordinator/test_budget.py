@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from coordinator.errors import ConfigError
 from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.budget import LEAST_BYTES, Answered, answered, refused, within_step
-from coordinator.session.events import CutInfo
+from coordinator.session.event_fields import CutInfo
 from coordinator.session.plan import PlannedCall
 from coordinator.settings import read_settings
 from tools.base import ErrorCode, ToolFailure, ToolResult

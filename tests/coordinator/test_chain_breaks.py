@@ -11,16 +11,14 @@ from coordinator.cluster.settle import MAX_ATTEMPTS, MustResend, Sent, Settler
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
 from coordinator.session.partition import Travel
+from tests.orders import box_order, call_order
 from worker.contract import keys
 from worker.contract.orders import (
-    BoxOrder,
     CallKey,
     CallOrder,
     CallOutcome,
     Fate,
     NodeLife,
-    Policy,
-    WorkspaceMode,
 )
 
 NODE = NodeLife(node="n", incarnation="now", places=1, lanes=4)
@@ -59,26 +57,8 @@ class Nowhere(Dispatcher):
 
 def job(index: int, path: Path) -> Job:
     key = CallKey(session="s", generation=1, step=1, index=index, attempt=MAX_ATTEMPTS)
-    box = BoxOrder(
-        session="s",
-        generation=1,
-        session_dir=str(path),
-        image="i",
-        workspace=str(path),
-        workspace_mode=WorkspaceMode.BIND,
-    )
-    order = CallOrder(
-        key=key,
-        call_id=f"c{index}",
-        node=NODE.node,
-        incarnation=NODE.incarnation,
-        tool="Bash",
-        arguments={"command": "true"},
-        policy=Policy.BOXED,
-        principal="p",
-        sent_at=0.0,
-        box=box,
-    )
+    box = box_order("s", path, workspace=str(path))
+    order = call_order(key=key, box=box, node=NODE.node, incarnation=NODE.incarnation)
     return Job(order, 10.0)
 
 

@@ -11,8 +11,9 @@ from coordinator.endpoint.reply import ModelReply, RawCall, Usage
 from coordinator.errors import ContextTooLong
 from coordinator.session import compaction
 from coordinator.session.context import Context, keeper
-from coordinator.session.events import ContextCompacted, Event, parse_event
+from coordinator.session.events import Event, parse_event
 from coordinator.session.history import History, validate
+from coordinator.session.step_events import ContextCompacted
 from coordinator.session.token_count import BYTES_PER_TOKEN, TokenCounter, by_bytes, tiktoken_count
 
 SLACK = 100

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ embedded = Embedded(Path(sys.argv[1]))
 print(embedded.run_dir, embedded.redis_url, flush=True)
 sys.stdin.read()
 """
-START_S = 30.0
+START_S = 90.0
 
 
 def processes(run_dir: Path) -> list[int]:
@@ -100,7 +101,7 @@ class Owner:
 
 
 @pytest.fixture
-def owner(state_dir: Path) -> Iterator[Owner]:
+def owner(state_dir: Path, until: Until) -> Iterator[Owner]:
     owner = Owner(state_dir)
     pids = processes(owner.run_dir)
     yield owner
@@ -111,6 +112,8 @@ def owner(state_dir: Path) -> Iterator[Owner]:
         with contextlib.suppress(ProcessLookupError):
             if is_running(pid):
                 os.kill(pid, signal.SIGTERM)
+    # Until then they write, and remove, in the directory that is removed next.
+    until(lambda: not any(map(is_running, pids)), "what it started has ended")
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -278,6 +281,11 @@ class TestSweep:
 
 @pytest.mark.docker
 class TestWhole:
+    @pytest.fixture
+    def state_dir(self, furnished_dir: Callable[[], AbstractContextManager[Path]]) -> Iterator[Path]:
+        with furnished_dir() as path:
+            yield path
+
     def test_the_worker_registers_and_needs_no_looking_after(self, embedded: Embedded, until: Until) -> None:
         until(lambda: leased(embedded.redis_url, embedded.node) is not None, "the node has its lease", START_S)
 

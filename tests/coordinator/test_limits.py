@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from coordinator.endpoint.reply import Usage
 from coordinator.errors import ConfigError
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked
 from coordinator.session.ceilings import Ceiling
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked, Event
+from coordinator.session.events import Event
 from coordinator.session.limits import Limits, LiveLimits
 from coordinator.session.model_table import ModelFacts, ModelTable, read_model_table
 from coordinator.session.spend import GRACE_S, Spend, WallClock, left, reached

@@ -13,7 +13,9 @@ from coordinator.commands.listing import age, lines_of, sessions_of
 from coordinator.commands.session_table import table_of
 from coordinator.commands.watching import Watching
 from coordinator.service.entries import Index
-from coordinator.session.events import Event, ModelReplied, SessionEnded, SessionStarted, StepStarted
+from coordinator.session.events import Event
+from coordinator.session.session_events import SessionEnded, SessionStarted
+from coordinator.session.step_events import ModelReplied, StepStarted
 from coordinator.session.transcript import Transcript
 from coordinator.settings import Settings
 

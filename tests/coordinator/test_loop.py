@@ -22,14 +22,16 @@ from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint
 from coordinator.session.approvals import Approvals, Never
 from coordinator.session.breakers import Breakers, ShownTools
 from coordinator.session.context import Context
-from coordinator.session.events import ContextCompacted, Event, LimitsChanged, ModelReplied, Notice, TokensSpent
+from coordinator.session.events import Event
 from coordinator.session.history import History, validate
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall
 from coordinator.session.limits import Limits, LiveLimits
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.model_table import ModelFacts
+from coordinator.session.session_events import LimitsChanged, Notice
 from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
+from coordinator.session.step_events import ContextCompacted, ModelReplied, TokensSpent
 from tools.base import ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
 from tools.registry import Registry, builtin_registry
 from worker.app import create_app
@@ -376,7 +378,7 @@ async def test_a_cancelled_session_is_not_asked_to_sum_up(play: Play) -> None:
     async def cancel(call: HomeCall) -> ToolResult:
         cancelled.set()
         with suppress(TimeoutError):
-            await asyncio.wait_for(call.cancelled.wait(), 5)
+            await asyncio.wait_for(call.cancelled.wait(), 60)
         return ToolResult(status="success", text="seen")
 
     played = await play(steps(look()), looked=cancel, cancelled=cancelled)

@@ -8,9 +8,10 @@ import pytest
 from coordinator.endpoint.reply import ModelReply
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.endpoint.written_calls import WrittenCall
-from coordinator.session.events import CallFinished, CallsWritten, ModelReplied, RequestFailed
+from coordinator.session.call_events import CallFinished
 from coordinator.session.limits import Limits
 from coordinator.session.loop import Ending
+from coordinator.session.step_events import CallsWritten, ModelReplied, RequestFailed
 from coordinator.session.written import STOP_REASON, correction, written_in
 from tests.coordinator.test_loop import Play, look, play, steps
 

@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.commands.messages import ChatSignals, Messages
 from coordinator.commands.typed_lines import TypedLines
-from coordinator.session.events import SessionStatus, TurnEnded
+from coordinator.session.event_fields import SessionStatus
+from coordinator.session.session_events import TurnEnded
 
 
 class Screen:

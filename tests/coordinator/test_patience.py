@@ -42,7 +42,7 @@ async def test_a_cancelled_session_has_little(monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(RedisLost):
         await patiently(ask, cancelled)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 60
 
 
 async def test_a_refusal_is_not_asked_again() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import TranscriptError
-from coordinator.session.events import Event, Notice, SessionResumed, SessionStarted
+from coordinator.session.events import Event
 from coordinator.session.reading import is_being_written, read_session
 from coordinator.session.reserve import Reserve
+from coordinator.session.session_events import Notice, SessionResumed, SessionStarted
 from coordinator.session.transcript import Transcript, segment_path
 
 NAME = "s1"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError, NoBox, TranscriptError
 from coordinator.session.approvals import Always, Decided
 from coordinator.session.box_options import BoxOptions
+from coordinator.session.call_events import CallFinished, CallStarted
 from coordinator.session.catching_up import TAKEOVER
-from coordinator.session.events import CallFinished, CallStarted, Event, SessionEnded, TurnEnded, UserMessage
+from coordinator.session.events import Event
 from coordinator.session.exporting import ExportFormat, export
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
@@ -26,98 +27,35 @@ from coordinator.session.loop import Ending
 from coordinator.session.model_table import ModelTable
 from coordinator.session.reading import read_session
 from coordinator.session.rebuild import rebuild
-from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
-from coordinator.session.resume import check, continuing, find, resume
+from coordinator.session.resume import check, continuing, find
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import NAME, read_saved
+from coordinator.session.session_events import SessionEnded, TurnEnded
+from coordinator.session.step_events import UserMessage
 from coordinator.session.takeover import Orphan, adopt, strays
-from coordinator.session.workspace_choice import Chosen
 from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
+from tests.coordinator.ten_steps import (
+    HOME,
+    KEY,
+    bash,
+    by_replies,
+    cluster,
+    endpoint,
+    events_of,
+    go_on,
+    model,
+    play,
+    read,
+    replies,
+    wanted,
+)
 from worker.contract import keys
 from worker.contract.approvals import ApprovalRequest
 from worker.contract.extras import ENV_FILE, BoxExtras
-from worker.contract.orders import BoxOrder, NodeLife, Policy, PrepareOutcome, WorkspaceMode
+from worker.contract.orders import BoxOrder, NodeLife, Policy, PrepareOutcome
 
-KEY = "sk-test-0123456789abcdef0123456789abcdef"
-TODOS = {"todos": [{"content": "mend it", "status": "in_progress"}]}
-
-
-def read(path: str) -> ScriptedCall:
-    return ScriptedCall("Read", {"path": path})
-
-
-def bash(command: str) -> ScriptedCall:
-    return ScriptedCall("Bash", {"command": command})
-
-
-TEN_STEPS = [
-    Turn("I look.", calls=(read("a"), read("b"))),
-    Turn(calls=(bash("echo 1"),)),
-    Turn(calls=(ScriptedCall("TodoWrite", TODOS),)),
-    Turn("Many.", calls=(read("c"), bash("echo 2"), read("d"), bash("echo 3"))),
-    Turn(calls=(ScriptedCall("Nothing", {}), bash("touch 4"), bash("touch 5"))),
-    Turn(calls=(ScriptedCall("Read", "{"),)),
-    Turn("cut", finish_reason="length"),
-    Turn(calls=(bash("echo 5"), bash("echo 6"))),
-    Turn(calls=(read("e"),)),
-    Turn("All done."),
-]
-
-
-HOME = {"3.0"}
-"""TodoWrite, which runs in the coordinator."""
-
-
-def replies(messages: list[dict[str, Any]]) -> int:
-    return sum(message["role"] == "assistant" for message in messages)
-
-
-def by_replies(messages: list[dict[str, Any]]) -> Turn:
-    """What is said follows from the number of replies, whatever else was said meanwhile."""
-    return TEN_STEPS[replies(messages)]
-
-
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    with ScriptedEndpoint(by_replies) as running:
-        yield running
-
-
-@pytest.fixture
-async def model(endpoint: ScriptedEndpoint) -> AsyncIterator[ModelClient]:
-    client = ModelClient(ModelSettings("scripted", base_url=endpoint.base_url, api_key=KEY))
-    yield client
-    await client.close()
-
-
-@pytest.fixture
-async def cluster(redis_url: str, tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with in_memory_cluster(redis_url, tmp_path / "state") as opened:
-        yield opened
-
-
-def wanted(tmp_path: Path, **more: Any) -> SessionRequest:
-    (tmp_path / "project").mkdir(exist_ok=True)
-    chosen = Chosen(tmp_path / "project", WorkspaceMode.COPY, "because", Policy.BOXED, False)
-    return SessionRequest(**{"prompt": "mend it", "workspace": chosen, "image": "box:1", **more})
-
-
-async def play(cluster: Cluster, model: ModelClient, request: SessionRequest, **more: Any) -> SessionResult:
-    runner = SessionRunner(request, cluster=cluster, model=model, approver=Always(), sinks=[], **more)
-    return await runner.run(asyncio.Event())
-
-
-async def go_on(cluster: Cluster, model: ModelClient, session: str, message: str = "", **more: Any) -> SessionRunner:
-    found = find(cluster.state_dir, session)
-    request = found.saved.to_request(ModelTable())
-    options: dict[str, Any] = {"approver": Always(), "sinks": [], **more}
-    return await resume(found, request, cluster=cluster, model=model, message=message, **options)
-
-
-def events_of(cluster: Cluster, session: str) -> list[Event]:
-    reading = read_session(cluster.state_dir / "sessions" / session)
-    return [entry.event for entry in reading.entries if entry.event is not None]
+__all__ = ["cluster", "endpoint", "model"]
 
 
 def content_of(result: SessionResult) -> bytes:
@@ -329,7 +267,7 @@ async def test_a_request_of_a_later_release_is_refused(cluster: Cluster, model: 
 
 
 async def test_what_redis_does_not_know_any_more_the_volume_does(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, redis_client: redis.Redis
+    cluster: Cluster, model: ModelClient, redis_url: str, tmp_path: Path, redis_client: redis.Redis
 ) -> None:
     begun = asyncio.Event()
 
@@ -339,12 +277,13 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
         return None
 
     request = wanted(tmp_path, is_adoptable=True)
-    runner = SessionRunner(request, cluster=cluster, model=model, approver=Always(), sinks=[], next_message=never)
-    running = asyncio.create_task(runner.run(asyncio.Event()))
-    await asyncio.wait_for(begun.wait(), 60)
-    assert strays(cluster.state_dir) == [], "it is being written"
-    runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
-    await running
+    async with in_memory_cluster(redis_url, cluster.state_dir, "the first") as first:
+        runner = SessionRunner(request, cluster=first, model=model, approver=Always(), sinks=[], next_message=never)
+        running = asyncio.create_task(runner.run(asyncio.Event()))
+        await asyncio.wait_for(begun.wait(), 60)
+        assert strays(cluster.state_dir) == [], "it is being written"
+        runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
+        await running
     assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
     assert strays(cluster.state_dir) == [runner.session_id]
     redis_client.flushall()

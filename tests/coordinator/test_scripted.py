@@ -141,9 +141,9 @@ def test_closing_ends_requests_that_are_under_way() -> None:
     endpoint = ScriptedEndpoint(script)
     asking = threading.Thread(target=wait_for_it, args=(endpoint.base_url,))
     asking.start()
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     endpoint.close()
-    asking.join(10)
+    asking.join(60)
     assert not asking.is_alive()
 
 
@@ -183,4 +183,4 @@ def test_it_is_also_a_program(tmp_path: Path) -> None:
         base_url = process.stdout.readline().strip()
         assert ask(base_url, USER)["choices"][0]["message"]["content"] == "hello"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0

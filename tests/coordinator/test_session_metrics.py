@@ -7,17 +7,10 @@ from coordinator.endpoint.reply import Usage
 from coordinator.metrics.sessions import SessionMetrics
 from coordinator.service.entries import Entry
 from coordinator.service.records import SessionRecord
-from coordinator.session.events import (
-    ApprovalAnswered,
-    BoxReplaced,
-    CallFinished,
-    ChildEvent,
-    Event,
-    ModelReplied,
-    RequestFailed,
-    SessionEnded,
-    TokensSpent,
-)
+from coordinator.session.call_events import ApprovalAnswered, CallFinished
+from coordinator.session.events import ChildEvent, Event
+from coordinator.session.session_events import BoxReplaced, SessionEnded
+from coordinator.session.step_events import ModelReplied, RequestFailed, TokensSpent
 
 
 def call(tool: str, error_code: str | None = None) -> CallFinished:

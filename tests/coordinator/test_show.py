@@ -10,24 +10,21 @@ from coordinator.commands.kept import directory_of, session_named
 from coordinator.commands.showing import Showing, raw_result
 from coordinator.endpoint.reply import RawCall
 from coordinator.errors import ConfigError
-from coordinator.session.events import (
-    AnswerShortened,
-    CallFinished,
-    CallStarted,
+from coordinator.session.call_events import AnswerShortened, CallFinished, CallStarted
+from coordinator.session.event_fields import CutInfo
+from coordinator.session.events import Event
+from coordinator.session.exporting import ExportFormat, export
+from coordinator.session.history import validate
+from coordinator.session.reading import read_session
+from coordinator.session.session_events import SessionEnded, SessionStarted
+from coordinator.session.step_events import (
     ContextCompacted,
-    CutInfo,
-    Event,
     ModelReplied,
     ReplyTaken,
-    SessionEnded,
-    SessionStarted,
     StepStarted,
     ToolsShown,
     UserMessage,
 )
-from coordinator.session.exporting import ExportFormat, export
-from coordinator.session.history import validate
-from coordinator.session.reading import read_session
 from coordinator.session.transcript import Transcript
 
 NAME = "20300131-120000-1a2b3c4d"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.session.events import SessionEnded, SessionStarted
+from coordinator.session.session_events import SessionEnded, SessionStarted
 from coordinator.session.transcript import Transcript
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
 from coordinator.endpoint.reply import RawCall
 from coordinator.session.approvals import Approvals, Never
-from coordinator.session.events import CallFinished, CallStarted, Event, TodosWritten
+from coordinator.session.call_events import CallFinished, CallStarted, TodosWritten
+from coordinator.session.events import Event
 from coordinator.session.home_tools import HomeCall, HomeTool
 from coordinator.session.partition import Travel, batches, stretches
 from coordinator.session.plan import PlannedCall, plan
@@ -141,7 +142,7 @@ async def test_safe_neighbours_run_at_once_and_answers_keep_their_order(run: Run
         answered.set()
         return ToolResult(status="success", text=str(call.planned.index))
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         answers = await run(calls(("AskOthers", {}), ("AskOthers", {})), {"AskOthers": meet})
     assert [answer["text"] for answer in answers] == ["0", "1"]
     assert [event.index for event in events if isinstance(event, CallFinished)] == [1, 0]

@@ -14,28 +14,18 @@ import pytest
 from coordinator.commands import wording
 from coordinator.commands.timeline import Timeline
 from coordinator.endpoint.reply import RawCall, Usage
-from coordinator.session.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
+from coordinator.session.event_fields import CutInfo, TodoItem
+from coordinator.session.events import ChildEvent, Event
+from coordinator.session.session_events import (
     BoxReplaced,
-    CallFinished,
-    CallStarted,
-    CallsWritten,
     ChildEnded,
-    ChildEvent,
     ChildStarted,
-    CutInfo,
-    Event,
-    ModelReplied,
     Notice,
-    RequestFailed,
     SessionEnded,
     SessionStarted,
-    StepStarted,
-    TextDelta,
-    TodoItem,
-    TodosWritten,
 )
+from coordinator.session.step_events import CallsWritten, ModelReplied, RequestFailed, StepStarted, TextDelta
 
 STARTED = SessionStarted(
     session_id="s-1",
@@ -110,7 +100,7 @@ class Terminal:
 
     def wait_for(self, says: Callable[[str], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: says(self.text), 10), self.text
+            assert self._changed.wait_for(lambda: says(self.text), 60), self.text
 
 
 @pytest.fixture
@@ -122,7 +112,7 @@ def terminal() -> Iterator[Terminal]:
     thread.start()
     yield screen
     stream.close()
-    thread.join(10)
+    thread.join(60)
     os.close(reader)
 
 

@@ -10,19 +10,10 @@ import pytest
 from coordinator.endpoint.reply import Usage
 from coordinator.service.entries import Entry
 from coordinator.service.records import SessionRecord
-from coordinator.session.events import (
-    CallFinished,
-    CallStarted,
-    ChildEnded,
-    ChildEvent,
-    ChildStarted,
-    Event,
-    ModelReplied,
-    RequestFailed,
-    SessionEnded,
-    SessionStarted,
-    StepStarted,
-)
+from coordinator.session.call_events import CallFinished, CallStarted
+from coordinator.session.events import ChildEvent, Event
+from coordinator.session.session_events import ChildEnded, ChildStarted, SessionEnded, SessionStarted
+from coordinator.session.step_events import ModelReplied, RequestFailed, StepStarted
 from coordinator.tracing import SessionSpans
 from tests.coordinator.collecting import Collector, collecting
 from worker.calls import CallEnd

@@ -14,17 +14,12 @@ from hypothesis import strategies as st
 
 from coordinator.endpoint.reply import RawCall, Usage
 from coordinator.errors import TranscriptError
-from coordinator.session.events import (
-    CallFinished,
-    CutInfo,
-    Event,
-    ModelReplied,
-    Notice,
-    SessionEnded,
-    StepStarted,
-    TextDelta,
-)
+from coordinator.session.call_events import CallFinished
+from coordinator.session.event_fields import CutInfo
+from coordinator.session.events import Event
 from coordinator.session.redact import Redactor
+from coordinator.session.session_events import Notice, SessionEnded
+from coordinator.session.step_events import ModelReplied, StepStarted, TextDelta
 from coordinator.session.transcript import Transcript, read_transcript, segment_path
 
 EVENTS: list[Event] = [

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedEndpoint, load_script
+from tests.cluster.commands import SECRET, leftovers
 from tests.cluster.test_api import serving
-from tests.cluster.test_command_line import SECRET, leftovers
 from tests.docs.pages import PAGES, ROOT, blocks
 
 # Many commands one after the other: seconds on a quiet machine, minutes on one that is busy.

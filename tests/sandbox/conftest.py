@@ -16,7 +16,6 @@ from sandbox.box import Box
 from sandbox.container import remove_container
 from sandbox.creation import NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
-from sandbox.guest_folder import install
 from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec
 from tests.sandbox.gvisor import FRESH_BOX_TESTS, RUNTIME, VOID, missing_gvisor
@@ -40,11 +39,6 @@ def new_mark(session: str = "s", step: int = 0, **changes: Any) -> CallMark:
 def mark() -> Callable[..., CallMark]:
     """A call nobody made yet; fields can be given."""
     return new_mark
-
-
-@pytest.fixture(scope="session")
-def guest_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(tmp_path_factory.mktemp("guest"))
 
 
 @pytest.fixture(scope="session")
@@ -74,12 +68,14 @@ def busybox_image(docker_client: docker.APIClient) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def make_engine(
-    guest_folder: Path, tmp_path_factory: pytest.TempPathFactory, docker_client: docker.APIClient
+    guest_folder: Path,
+    proofs_dir: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    docker_client: docker.APIClient,
 ) -> Iterator[Callable[..., DockerEngine]]:
     """Engines of a node of this test run; all are closed and their boxes removed at the end."""
     engines = []
     nodes = set()
-    proofs_dir = tmp_path_factory.mktemp("proofs")
 
     def make(node: str = NODE, records_dir: Path | None = None, **settings: Any) -> DockerEngine:
         records_dir = records_dir or tmp_path_factory.mktemp("records")

@@ -11,7 +11,6 @@ FRESH_BOX_TESTS = frozenset(
     {
         "test_an_image_with_one_static_program_works",
         "test_commands_cannot_look_into_the_guest",
-        "test_the_call_has_its_outcome_and_the_next_one_works",
         "test_an_image_without_places_for_temporary_files_will_do",
         "test_rm_of_everything_by_the_agent_takes_only_its_own",
     }

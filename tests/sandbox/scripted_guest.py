@@ -97,7 +97,7 @@ class ScriptedContainer:
         for end in self._ends:
             end.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def _serve(self, end: socket.socket) -> None:
         decoder = Decoder()

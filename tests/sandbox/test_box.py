@@ -142,9 +142,9 @@ def test_closing_ends_the_requests_under_way(make: Make) -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     box.close()
-    thread.join(10)
+    thread.join(60)
     hold.set()
     assert [error.reason for error in errors] == [LossReason.ENDED]
     assert container.removed

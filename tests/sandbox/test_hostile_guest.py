@@ -148,7 +148,7 @@ def is_lost(box: Box, container: ScriptedContainer, act: Callable[[], object]) -
         box.ping()
     readers = [thread for thread in threading.enumerate() if thread.name == f"link-{box.box_id}"]
     for reader in readers:
-        reader.join(10)
+        reader.join(60)
     assert not any(reader.is_alive() for reader in readers)
 
 

@@ -174,10 +174,10 @@ def test_a_missing_image_is_pulled_once_for_all_who_want_it(registry: Registry, 
     threads = [threading.Thread(target=pull, args=(images, ref)) for _ in range(5)]
     for thread in threads:
         thread.start()
-    assert registry.is_asked_for_layer.wait(20)
+    assert registry.is_asked_for_layer.wait(60)
     registry.may_send.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert registry.layer_requests() == 1
     assert images.find(ref) is not None
     assert progress[0][0] == ref

@@ -54,11 +54,11 @@ class Guest:
 def pair() -> Iterator[tuple[Link, Guest]]:
     ours, theirs = socket.socketpair()
     link = Link(SocketStream(ours), "test")
-    theirs.settimeout(10)
+    theirs.settimeout(60)
     yield link, Guest(theirs)
     link.close()
     theirs.close()
-    link._reader.join(10)
+    link._reader.join(60)
 
 
 class Asking:
@@ -77,7 +77,7 @@ class Asking:
         self._thread.start()
 
     def end(self) -> Frame | BaseException | None:
-        self._thread.join(10)
+        self._thread.join(60)
         return self.outcome
 
 
@@ -206,7 +206,7 @@ def test_heartbeats_are_answered_into_their_own_place() -> None:
     frame = guest.take()
     assert frame.head["op"] == "ping"
     guest.say({"id": frame.head["id"], "frozen": True})
-    assert arrived.wait(10)
+    assert arrived.wait(60)
     assert heard[0]["frozen"] is True
     link.close()
     theirs.close()

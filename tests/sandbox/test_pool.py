@@ -105,7 +105,7 @@ def test_no_box_is_given_out_twice(make_pool: MakePool, make_spec: MakeSpec, unt
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
 
     given = [warm for warm in claimed if warm is not None]
 
@@ -152,7 +152,7 @@ def test_a_box_that_dies_while_it_waits_is_replaced(
         with pool._lock:
             return [warm.box.box_id != dead.box_id for warm in pool._kinds[KIND].idle] == [True]
 
-    until(is_replaced, "another box stands ready", 20)
+    until(is_replaced, "another box stands ready", 90)
 
 
 @pytest.mark.docker

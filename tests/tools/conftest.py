@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sandbox import guest_folder
 from sandbox.box import Box
 from sandbox.engine import DockerEngine, EngineSettings
 from sandbox.requests import CallMark
@@ -89,16 +88,17 @@ def tools_session_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tools_box(tools_workspace: Path, tools_session_dir: Path, docker_engine_or_skip: None) -> Iterator[Box]:
+def tools_box(
+    guest_folder: Path, proofs_dir: Path, tools_workspace: Path, tools_session_dir: Path, docker_engine_or_skip: None
+) -> Iterator[Box]:
     root = tools_session_dir
     spill = root / "spill"
-    folder = guest_folder.install(root / "guest")
     engine = DockerEngine(
         EngineSettings(
             node=f"tools-tests-{os.getpid()}",
-            guest_folder=folder,
+            guest_folder=guest_folder,
             records_dir=root / "records",
-            proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"]),
+            proofs_dir=proofs_dir,
         )
     )
     uid = AGENT_UID if os.getuid() == 0 else os.getuid()

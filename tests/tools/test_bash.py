@@ -66,7 +66,7 @@ def test_a_cancelled_command_keeps_what_was_printed(
     started = threading.Event()
 
     def cancel() -> None:
-        assert started.wait(20)
+        assert started.wait(60)
         assert here.box.cancel(here.mark.key)
 
     canceller = threading.Thread(target=cancel)

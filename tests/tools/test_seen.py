@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.orders import call_order
 from tools.base import ErrorCode, RunContext, ToolFailure, ToolResult
 from tools.read import lines_left
 from tools.registry import builtin_registry
 from tools.schema import parse_arguments
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.contract.orders import CallKey
 from worker.gates.lock import CallFiles, ReadMetadata
 
 Call = Callable[..., ToolResult]
@@ -27,26 +28,7 @@ def call(context: Context, redis_client: redis.Redis) -> Call:
 
     def run(tool: str, *, join: bool = False, step: int | None = None, **arguments: object) -> ToolResult:
         plain = context(join=join, step=step)
-        key = CallKey.parse(plain.mark.key)
-        order = CallOrder(
-            key=key,
-            call_id="c",
-            node="a",
-            incarnation="a-1",
-            tool=tool,
-            arguments={},
-            policy=Policy.BOXED,
-            principal="me",
-            sent_at=0.0,
-            box=BoxOrder(
-                session=key.session,
-                generation=1,
-                session_dir="/state",
-                image="i",
-                workspace="/w",
-                workspace_mode=WorkspaceMode.BIND,
-            ),
-        )
+        order = call_order(tool, key=CallKey.parse(plain.mark.key))
         found = builtin_registry().get(tool)
         assert found is not None
         return found.run(parse_arguments(found, arguments), replace(plain, seen=CallFiles(seen, order)))

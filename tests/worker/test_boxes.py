@@ -10,7 +10,6 @@ import docker
 import pytest
 import redis
 
-from sandbox import guest_folder
 from sandbox.box import Box
 from sandbox.creation import NAME_PREFIX, NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
@@ -33,11 +32,6 @@ Until = Callable[..., None]
 Make = Callable[..., Boxes]
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return guest_folder.install(tmp_path_factory.mktemp("guest"))
-
-
 @pytest.fixture
 def node(request: pytest.FixtureRequest, until: Until) -> Iterator[str]:
     """A node's name; none of its containers may be left."""
@@ -55,7 +49,9 @@ def told() -> list[Standing]:
 
 
 @pytest.fixture
-def make(folder: Path, node: str, tmp_path: Path, redis_client: redis.Redis, told: list[Standing]) -> Iterator[Make]:
+def make(
+    guest_folder: Path, node: str, tmp_path: Path, redis_client: redis.Redis, told: list[Standing]
+) -> Iterator[Make]:
     """Makes the boxes of one node, again and again as its process is started again."""
     made: list[Boxes] = []
     owners = Owners(redis_client, node)
@@ -67,7 +63,7 @@ def make(folder: Path, node: str, tmp_path: Path, redis_client: redis.Redis, tol
     def build(pool: PoolSettings | None = None, idle_s: float = 900.0, places: int = 8, **changes: Any) -> Boxes:
         proofs_dir = Path(os.environ["SANDHOG_PROOFS_DIR"])
         settings = EngineSettings(
-            node, folder, tmp_path / "records", proofs_dir, standing=standing, heartbeat_s=0.1, **changes
+            node, guest_folder, tmp_path / "records", proofs_dir, standing=standing, heartbeat_s=0.1, **changes
         )
         boxes = Boxes(
             DockerEngine(settings),

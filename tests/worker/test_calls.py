@@ -8,15 +8,15 @@ import docker
 import pytest
 import redis
 
-from sandbox import guest_folder
 from sandbox.engine import DockerEngine, EngineSettings
+from tests.orders import call_order
 from tools.base import ToolResult
 from tools.loading import load_tools
 from worker import calls as module
 from worker.boxes import Boxes
 from worker.calls import Calls, ClaimRefused
 from worker.contract import keys, scripts
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, CallOutcome, Fate, FinishOrder, Policy, WorkspaceMode
+from worker.contract.orders import BoxOrder, CallKey, CallOrder, CallOutcome, Fate, FinishOrder, WorkspaceMode
 from worker.errors import BoxUnavailable
 from worker.gates.gate import GateCall
 from worker.mcp.entry import Mcp
@@ -26,15 +26,14 @@ from worker.spill import Spills
 
 pytestmark = pytest.mark.docker
 
+NODE = f"calls-test-{os.getpid()}"
+
 
 @pytest.fixture
-def boxes(tmp_path: Path) -> Iterator[Boxes]:
-    folder = guest_folder.install(tmp_path / "guest")
+def boxes(guest_folder: Path, tmp_path: Path) -> Iterator[Boxes]:
     boxes = Boxes(
         DockerEngine(
-            EngineSettings(
-                "calls-test", folder, tmp_path / "records", proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"])
-            )
+            EngineSettings(NODE, guest_folder, tmp_path / "records", proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"]))
         ),
         30,
     )
@@ -79,18 +78,8 @@ def box_order(tmp_path: Path) -> BoxOrder:
 
 
 def order(box: BoxOrder, index: int = 0, incarnation: str = "now") -> CallOrder:
-    return CallOrder(
-        key=CallKey(session="s1", generation=1, step=1, index=index),
-        call_id="c",
-        node="n",
-        incarnation=incarnation,
-        tool="Fly",
-        arguments={},
-        policy=Policy.BOXED,
-        principal="me",
-        sent_at=0.0,
-        box=box,
-    )
+    key = CallKey(session="s1", generation=1, step=1, index=index)
+    return call_order("Fly", key=key, box=box, incarnation=incarnation)
 
 
 def kept(calls: Calls) -> list[CallOutcome]:
@@ -138,5 +127,5 @@ def test_a_late_preparation_starts_no_box_for_a_session_that_has_ended(boxes: Bo
     with pytest.raises(BoxUnavailable, match="has ended"):
         boxes.box_for(box_order)
     client = docker.APIClient(version="auto")
-    assert not client.containers(all=True, filters={"label": "sandhog.node=calls-test"})
+    assert not client.containers(all=True, filters={"label": f"sandhog.node={NODE}"})
     client.close()

@@ -9,7 +9,6 @@ import docker
 import pytest
 
 from sandbox.engine import DockerEngine, EngineSettings
-from sandbox.guest_folder import install
 from sandbox.requests import CallMark, RunRequest
 from worker.boxes import Boxes
 from worker.contract.checks import CHECK_FILES_DIR, Check
@@ -22,10 +21,8 @@ NODE = f"check-tests-{os.getpid()}"
 
 
 @pytest.fixture(scope="module")
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
-    folder = install(tmp_path_factory.mktemp("guest"))
-    proofs_dir = Path(os.environ["SANDHOG_PROOFS_DIR"])
-    boxes = Boxes(DockerEngine(EngineSettings(NODE, folder, tmp_path_factory.mktemp("records"), proofs_dir)), 120)
+def boxes(guest_folder: Path, proofs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boxes]:
+    boxes = Boxes(DockerEngine(EngineSettings(NODE, guest_folder, tmp_path_factory.mktemp("records"), proofs_dir)), 120)
     yield boxes
     boxes.close()
     client = docker.APIClient(version="auto")

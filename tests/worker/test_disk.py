@@ -8,7 +8,6 @@ from pathlib import Path
 import docker
 import pytest
 
-from sandbox import guest_folder
 from sandbox.box import Box
 from sandbox.creation import NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
@@ -91,10 +90,9 @@ def test_links_are_not_followed_and_deep_trees_are_measured(tmp_path: Path, nest
 
 
 @pytest.fixture
-def boxes(tmp_path: Path) -> Iterator[Boxes]:
-    folder = guest_folder.install(tmp_path / "guest")
+def boxes(guest_folder: Path, tmp_path: Path) -> Iterator[Boxes]:
     engine = DockerEngine(
-        EngineSettings(NODE, folder, tmp_path / "records", proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"]))
+        EngineSettings(NODE, guest_folder, tmp_path / "records", proofs_dir=Path(os.environ["SANDHOG_PROOFS_DIR"]))
     )
     disk = DiskWatch(engine.layer_bytes, engine.machine.data_dir, step_bytes=-(1 << 60))
     boxes = Boxes(engine, 60, profiles=PROFILES, disk=disk)

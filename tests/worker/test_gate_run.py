@@ -11,10 +11,11 @@ from pydantic import JsonValue
 from sandbox.box import Box
 from sandbox.engine import DockerEngine
 from sandbox.errors import BoxLost, LossReason
+from tests.orders import box_order, call_order
 from tools.base import AnyTool, ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
 from tools.loading import load_tools
 from worker.boxes import Boxes
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.contract.orders import BoxOrder, CallKey, WorkspaceMode
 from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
 from worker.gates.run import RunGate
@@ -70,27 +71,8 @@ def run(state_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ToolResult]]:
 
     def run(body: Callable[[RunContext], Any], limit_s: float = 60) -> ToolResult:
         tool: AnyTool = Odd(body, limit_s)
-        box = BoxOrder(
-            session="s1",
-            generation=1,
-            session_dir=str(tmp_path),
-            image="i",
-            workspace="/w",
-            workspace_mode=WorkspaceMode.COPY,
-        )
-        order = CallOrder(
-            key=KEY,
-            call_id="c",
-            node="n",
-            incarnation="n-1",
-            tool="Odd",
-            arguments={},
-            policy=Policy.BOXED,
-            principal="alice",
-            attributes={"team": "red"},
-            sent_at=0,
-            box=box,
-        )
+        box = box_order(session_dir=tmp_path, workspace_mode=WorkspaceMode.COPY)
+        order = call_order("Odd", key=KEY, box=box, principal="alice", attributes={"team": "red"})
         return gate(GateCall(order, tool, NoParameters(), SpillFile(tmp_path, KEY), False))
 
     yield run

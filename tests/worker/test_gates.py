@@ -8,24 +8,15 @@ import pytest
 import redis
 from pydantic import JsonValue
 
+from tests.orders import box_order, builtin_call, call_order
 from tools.base import ErrorCode, ToolResult
-from tools.registry import builtin_registry
-from tools.schema import parse_arguments
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.contract.orders import Policy
 from worker.gates.gate import GateCall, Handler, in_row
 from worker.gates.permission import PermissionGate
-from worker.spill import SpillFile
 
 DONE = ToolResult(status="success", text="done")
-BOX = BoxOrder(
-    session="s1",
-    generation=1,
-    session_dir="/state/sessions/s1",
-    image="box:1",
-    workspace="/project",
-    workspace_mode=WorkspaceMode.BIND,
-)
+BOX = box_order()
 MAKE: dict[str, JsonValue] = {"command": "make all"}
 
 MakeCall = Callable[..., GateCall]
@@ -36,22 +27,7 @@ def make_call(tmp_path: Path) -> MakeCall:
     def make(
         tool: str, arguments: dict[str, JsonValue], policy: Policy = Policy.GUARDED, joining: bool = False
     ) -> GateCall:
-        found = builtin_registry().get(tool)
-        assert found is not None
-        key = CallKey(session="s1", generation=1, step=1, index=0)
-        order = CallOrder(
-            key=key,
-            call_id="c",
-            node="a",
-            incarnation="a-1",
-            tool=tool,
-            arguments=arguments,
-            policy=policy,
-            principal="me",
-            sent_at=0.0,
-            box=BOX,
-        )
-        return GateCall(order, found, parse_arguments(found, arguments), SpillFile(tmp_path, key), joining)
+        return builtin_call(call_order(tool, arguments, box=BOX, policy=policy), tmp_path, joining=joining)
 
     return make
 

@@ -9,14 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.orders import builtin_call, call_order
 from tools.base import ToolResult
-from tools.registry import builtin_registry
-from tools.schema import parse_arguments
 from worker.anew import Anew
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
 from worker.gates.gate import GateCall
 from worker.gates.lane import GRACE_S, START_S, LaneGate
-from worker.spill import SpillFile
 
 DONE = ToolResult(status="success", text="done")
 Until = Callable[..., None]
@@ -38,26 +35,7 @@ stuck.wait()
 
 @pytest.fixture
 def call(tmp_path: Path) -> GateCall:
-    tool = builtin_registry().get("Bash")
-    assert tool is not None
-    key = CallKey(session="s1", generation=1, step=1, index=0)
-    box = BoxOrder(
-        session="s1", generation=1, session_dir="/s", image="i", workspace="/w", workspace_mode=WorkspaceMode.BIND
-    )
-    arguments = {"command": "true", "timeout_ms": 1000}
-    order = CallOrder(
-        key=key,
-        call_id="c",
-        node="a",
-        incarnation="a-1",
-        tool="Bash",
-        arguments=dict(arguments),
-        policy=Policy.BOXED,
-        principal="me",
-        sent_at=0.0,
-        box=box,
-    )
-    return GateCall(order, tool, parse_arguments(tool, dict(arguments)), SpillFile(tmp_path, key), False)
+    return builtin_call(call_order("Bash", {"command": "true", "timeout_ms": 1000}), tmp_path)
 
 
 def test_a_lane_is_lost_once_its_call_is_long_overdue(call: GateCall, until: Until) -> None:
@@ -65,7 +43,7 @@ def test_a_lane_is_lost_once_its_call_is_long_overdue(call: GateCall, until: Unt
     gate = LaneGate(8, lambda: told.append(len(gate.lost())), lambda: now[0])
 
     def hang(_: GateCall) -> ToolResult:
-        assert go.wait(30)
+        assert go.wait(60)
         return DONE
 
     threads = [threading.Thread(target=gate, args=(call, hang)) for _ in range(3)]
@@ -87,7 +65,7 @@ def test_a_lane_is_lost_once_its_call_is_long_overdue(call: GateCall, until: Unt
     assert told == [3]
     go.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert gate.lost() == []
 
 
@@ -110,7 +88,7 @@ def test_a_process_starts_anew_in_its_place_under_a_thread_that_hangs() -> None:
     with os.fdopen(read_end) as pipe:
         words = pipe.read().split()
 
-    assert process.wait(20) == 7
+    assert process.wait(60) == 7
     assert words == [str(process.pid), "drained", "let-go", str(process.pid)]
 
 
@@ -129,5 +107,5 @@ def test_calls_that_may_still_end_are_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("worker.anew.replace_process", replace)
     Anew(lambda: None, running, lambda: None).begin()
 
-    assert replaced.wait(10)
+    assert replaced.wait(60)
     assert at_the_end == [0]

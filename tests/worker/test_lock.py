@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox.requests import ReadAnswer, StatAnswer, Version
+from tests.orders import box_order, call_order
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from worker.contract import keys, metadata
 from worker.contract.metadata import FileSeen, Lines, SeenVersion
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.contract.orders import BoxOrder, CallKey, CallOrder, WorkspaceMode
 from worker.gates.lock import CallFiles, ReadMetadata, place_of
 
 LINES = 30
@@ -96,14 +97,7 @@ def seen(redis_client: redis.Redis) -> ReadMetadata:
 
 
 def box(session: str = "s1", workspace: str = "/project", mode: WorkspaceMode = WorkspaceMode.BIND) -> BoxOrder:
-    return BoxOrder(
-        session=session,
-        generation=1,
-        session_dir=f"/state/sessions/{session}",
-        image="i",
-        workspace=workspace,
-        workspace_mode=mode,
-    )
+    return box_order(session, workspace=workspace, workspace_mode=mode)
 
 
 def files(seen: ReadMetadata, call: CallKey | None = None, where: BoxOrder | None = None) -> CallFiles:
@@ -111,18 +105,7 @@ def files(seen: ReadMetadata, call: CallKey | None = None, where: BoxOrder | Non
 
 
 def order(call: CallKey, where: BoxOrder | None = None) -> CallOrder:
-    return CallOrder(
-        key=call,
-        call_id="c",
-        node="a",
-        incarnation="a-1",
-        tool="Edit",
-        arguments={},
-        policy=Policy.BOXED,
-        principal="me",
-        sent_at=0.0,
-        box=where or box(call.session),
-    )
+    return call_order("Edit", key=call, box=where or box(call.session))
 
 
 def read(version: Version = OLD, first: int = 1, last: int = LINES, total: int = LINES) -> ReadAnswer:

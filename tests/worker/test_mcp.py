@@ -17,13 +17,14 @@ import pytest
 
 from sandbox.engine import DockerEngine
 from tests.conftest import Until
+from tests.orders import box_order, call_order
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from tools.mcp import McpTool
 from tools.schema import function_schema, parse_arguments
 from worker.boxes import Boxes
 from worker.contract.extras import BoxExtras
 from worker.contract.mcp import MCP_FILE, McpListing, McpServer, McpServers
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.contract.orders import CallKey, CallOrder, WorkspaceMode
 from worker.gates.gate import GateCall
 from worker.mcp.entry import Mcp
 from worker.mcp.naming import MOST_CHARS, tool_names
@@ -55,15 +56,7 @@ class Node:
         self.open.chmod(0o711)
         self.scratch = self.open / "scratch"
         self.mcp = Mcp(Boxes(cast(DockerEngine, None), 20), self.scratch)
-        self.order = BoxOrder(
-            session="s1",
-            generation=1,
-            session_dir=str(directory),
-            image="i",
-            workspace="/w",
-            workspace_mode=WorkspaceMode.COPY,
-            extras=BoxExtras(mcp="some"),
-        )
+        self.order = box_order(session_dir=directory, workspace_mode=WorkspaceMode.COPY, extras=BoxExtras(mcp="some"))
         self.calls = 0
 
     def has(self, *servers: McpServer) -> McpListing:
@@ -79,18 +72,8 @@ class Node:
 
     def call_order(self, name: str, arguments: dict[str, Any]) -> CallOrder:
         self.calls += 1
-        return CallOrder(
-            key=CallKey(session="s1", generation=1, step=1, index=self.calls),
-            call_id="c",
-            node="n",
-            incarnation="i",
-            tool=name,
-            arguments=arguments,
-            policy=Policy.BOXED,
-            principal="local",
-            sent_at=0,
-            box=self.order,
-        )
+        key = CallKey(session="s1", generation=1, step=1, index=self.calls)
+        return call_order(name, arguments, key=key, box=self.order, principal="local")
 
     def gate_call(self, name: str, *, joining: bool = False, **arguments: Any) -> GateCall:
         tool = self.tool(name)
@@ -167,7 +150,7 @@ def both_ways(node: Node, prefix: str) -> None:
 def changes_are_seen(node: Node, prefix: str, until: Callable[..., None]) -> None:
     before = node.mcp.digest(node.order)
     assert node.run(f"{prefix}grow").text == "grown"
-    until(lambda: node.mcp.digest(node.order) != before, "the change is seen", 30)
+    until(lambda: node.mcp.digest(node.order) != before, "the change is seen", 90)
     listing = node.mcp.listing(node.order)
     assert listing is not None
     (extra,) = [tool.name for tool in listing.tools if "extra" in tool.name]
@@ -188,11 +171,11 @@ def ends_by_itself(node: Node, name: str, mark: Path, until: Callable[..., None]
 
     thread = threading.Thread(target=run)
     thread.start()
-    until(lambda: mark.exists() and mark.read_text() == "begun", "the call runs", 30)
+    until(lambda: mark.exists() and mark.read_text() == "begun", "the call runs", 90)
     node.mcp.cancel([str(call.order.key)])
-    thread.join(30)
+    thread.join(60)
     assert [failure.code for failure in failures] == [ErrorCode.CANCELLED]
-    until(lambda: mark.read_text() == "cancelled", "the server heard of it", 30)
+    until(lambda: mark.read_text() == "cancelled", "the server heard of it", 90)
 
 
 def test_a_server_over_http(node: Node, web_server: str, tmp_path: Path, until: Until) -> None:

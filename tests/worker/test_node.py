@@ -113,7 +113,7 @@ def test_a_process_that_lost_its_name_to_another_does_not_take_it_back(
         lease.start()
         redis_client.set(keys.lease("a"), "a-2")
 
-        assert lapsed.wait(10)
+        assert lapsed.wait(60)
 
         assert redis_client.get(keys.lease("a")) == b"a-2"
         assert "another process" in caplog.text
@@ -139,11 +139,11 @@ def test_a_lease_that_stays_away_lapses_once_and_comes_back(redis_client: redis.
         client.connection_pool.connection_kwargs["path"] = "/nonexistent/socket"
         client.connection_pool.disconnect()
         client.connection_pool.reset()
-        assert lapsed.wait(10)
+        assert lapsed.wait(60)
         assert not returned.is_set()
         client.connection_pool.connection_kwargs["path"] = path
         client.connection_pool.reset()
-        assert returned.wait(10)
+        assert returned.wait(60)
         lease.close()
 
     assert told == ["lapse", "return"]
@@ -176,8 +176,8 @@ def test_the_owners_end_is_told_when_its_pipe_closes() -> None:
 
     os.close(write_end)
 
-    assert ended.wait(5)
-    thread.join(5)
+    assert ended.wait(60)
+    thread.join(60)
     os.close(read_end)
 
 
@@ -192,7 +192,7 @@ def test_the_owners_end_is_told_when_it_is_killed() -> None:
 
     os.kill(owner.pid, signal.SIGKILL)
 
-    assert ended.wait(5)
-    thread.join(5)
+    assert ended.wait(60)
+    thread.join(60)
     os.close(read_end)
     owner.communicate()

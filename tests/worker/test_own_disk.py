@@ -7,7 +7,6 @@ from pathlib import Path
 import docker
 import pytest
 
-from sandbox import guest_folder
 from sandbox.box import Box
 from sandbox.creation import NAME_PREFIX, NODE_LABEL
 from sandbox.engine import DockerEngine, EngineSettings
@@ -155,13 +154,16 @@ def order(tmp_path: Path) -> Callable[[str], BoxOrder]:
 
 
 @pytest.fixture
-def make(tmp_path: Path, until: Until) -> Iterator[Callable[[OwnDisks, PoolSettings | None], Boxes]]:
+def make(
+    guest_folder: Path, tmp_path: Path, until: Until
+) -> Iterator[Callable[[OwnDisks, PoolSettings | None], Boxes]]:
     """A node's boxes, again and again as its process is started again; none may be left."""
     made: list[Boxes] = []
-    guest = guest_folder.install(tmp_path / "guest")
 
     def build(disks: OwnDisks, pool: PoolSettings | None = None) -> Boxes:
-        engine = DockerEngine(EngineSettings(NODE, guest, tmp_path / "records", Path(os.environ["SANDHOG_PROOFS_DIR"])))
+        engine = DockerEngine(
+            EngineSettings(NODE, guest_folder, tmp_path / "records", Path(os.environ["SANDHOG_PROOFS_DIR"]))
+        )
         boxes = Boxes(engine, 60, pool=pool, nursery=tmp_path / "warm", profiles=PROFILES, disks=disks)
         boxes.adopt()
         made.append(boxes)
@@ -243,7 +245,9 @@ def test_a_warm_boxs_disk_becomes_the_sessions_and_is_kept_for_one_that_goes_on(
 
 @pytest.mark.docker
 @pytest.mark.parametrize("runtime", [None, RUNTIME], ids=["runc", "gvisor"])
-def test_a_disk_that_the_box_does_not_see_is_refused(tmp_path: Path, runtime: str | None, disks: OwnDisks) -> None:
+def test_a_disk_that_the_box_does_not_see_is_refused(
+    guest_folder: Path, tmp_path: Path, runtime: str | None, disks: OwnDisks
+) -> None:
     if runtime == RUNTIME and (reason := missing_gvisor()) is not None:
         pytest.skip(reason)
     folder, spill = tmp_path / "a", tmp_path / "spill"
@@ -253,7 +257,7 @@ def test_a_disk_that_the_box_does_not_see_is_refused(tmp_path: Path, runtime: st
     engine = DockerEngine(
         EngineSettings(
             NODE,
-            guest_folder.install(tmp_path / "guest"),
+            guest_folder,
             tmp_path / "records",
             Path(os.environ["SANDHOG_PROOFS_DIR"]),
         )

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
+from tests.orders import box_order, call_order
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from tools.loading import LoadedTools, load_tools
 from tools.schema import parse_arguments
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
+from worker.contract.orders import CallKey, WorkspaceMode
 from worker.gates.gate import GateCall
 from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
@@ -55,27 +56,8 @@ def make_call(loaded: LoadedTools, tmp_path: Path) -> Callable[..., GateCall]:
     def make(name: str, /, *, principal: str = "alice", joining: bool = False, **arguments: JsonValue) -> GateCall:
         tool = loaded.registry.get(name)
         assert tool is not None
-        box = BoxOrder(
-            session="s1",
-            generation=1,
-            session_dir=str(tmp_path),
-            image="i",
-            workspace="/w",
-            workspace_mode=WorkspaceMode.COPY,
-        )
-        order = CallOrder(
-            key=KEY,
-            call_id="c",
-            node="n",
-            incarnation="n-1",
-            tool=name,
-            arguments=arguments,
-            policy=Policy.BOXED,
-            principal=principal,
-            attributes={"team": "red"},
-            sent_at=0,
-            box=box,
-        )
+        box = box_order(session_dir=tmp_path, workspace_mode=WorkspaceMode.COPY)
+        order = call_order(name, arguments, key=KEY, box=box, principal=principal, attributes={"team": "red"})
         return GateCall(order, tool, parse_arguments(tool, arguments), SpillFile(tmp_path, KEY), joining)
 
     return make

@@ -2,31 +2,23 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
-from pydantic import BaseModel, JsonValue
+from pydantic import JsonValue
 
+from tests.orders import box_order, builtin_call, call_order
 from tools.base import ErrorCode, ToolResult
 from tools.policy_file import read_policy
 from tools.registry import builtin_registry
 from tools.rules import rules_to_text
-from tools.schema import parse_arguments
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, CallKey, CallOrder, Policy, WorkspaceMode
-from worker.gates.gate import GateCall, in_row
+from worker.gates.gate import in_row
 from worker.gates.permission import PermissionGate
-from worker.spill import SpillFile
 
 DONE = ToolResult(status="success", text="done")
-BOX = BoxOrder(
-    session="s1",
-    generation=1,
-    session_dir="/state/sessions/s1",
-    image="box:1",
-    workspace="/project",
-    workspace_mode=WorkspaceMode.BIND,
-)
+BOX = box_order()
 POLICY = """
 [[rule]]
 tool = "Bash"
@@ -49,28 +41,11 @@ Send = Callable[..., ToolResult]
 def send(redis_client: redis.Redis, tmp_path: Path) -> Send:
     """Sends one call through the gate; what passes is DONE."""
 
-    def through(tool: str, arguments: dict[str, JsonValue], *, is_granted: bool = False, **terms: object) -> ToolResult:
-        found = builtin_registry().get(tool)
-        assert found is not None
-        order = CallOrder.model_validate(
-            {
-                "key": CallKey(session="s1", generation=1, step=1, index=0),
-                "call_id": "c",
-                "node": "a",
-                "incarnation": "a-1",
-                "tool": tool,
-                "arguments": arguments,
-                "policy": Policy.BOXED,
-                "principal": "me",
-                "sent_at": 0.0,
-                "box": BOX,
-                **terms,
-            }
-        )
+    def through(tool: str, arguments: dict[str, JsonValue], *, is_granted: bool = False, **terms: Any) -> ToolResult:
+        order = call_order(tool, arguments, box=BOX, **terms)
         if is_granted:
             redis_client.set(keys.grant("s1", order.digest), "1")
-        parameters: BaseModel = parse_arguments(found, arguments)
-        call = GateCall(order, found, parameters, SpillFile(tmp_path, order.key), joining=False)
+        call = builtin_call(order, tmp_path)
         return in_row([PermissionGate(redis_client)], lambda _: DONE)(call)
 
     return through

@@ -82,7 +82,7 @@ class TestClaim:
         start = threading.Barrier(8)
 
         def ask(number: int) -> str:
-            start.wait(5)
+            start.wait(60)
             return claim(session, token=f"t{number}")
 
         with ThreadPoolExecutor(8) as threads:
@@ -158,12 +158,12 @@ class TestFence:
             start = threading.Barrier(2)
 
             def ask(key: CallKey = key, start: threading.Barrier = start) -> str:
-                start.wait(5)
+                start.wait(60)
                 return claim(session, key)
 
             with ThreadPoolExecutor(1) as thread:
                 asked = thread.submit(ask)
-                start.wait(5)
+                start.wait(60)
                 is_fenced = fence(session, key) == [1]
             assert asked.result() == ("fenced" if is_fenced else "granted")
 
@@ -236,7 +236,7 @@ class TestTake:
         seen: list[int] = []
 
         def work(number: int) -> None:
-            start.wait(5)
+            start.wait(60)
             for turn in range(100):
                 holder = f"{number}-{turn}"
                 if take(redis_client, limit, holder) == 0:

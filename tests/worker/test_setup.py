@@ -4,8 +4,7 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,125 +12,19 @@ import docker
 import pytest
 
 from sandbox.controls import GVISOR_KERNEL
-from sandbox.egress.settings import EgressSettings
-from sandbox.engine import DockerEngine, EngineSettings
-from sandbox.guest_folder import install
-from sandbox.images import MADE_OF_LABEL, MADE_REPOSITORY
+from sandbox.images import MADE_OF_LABEL
 from sandbox.making import MADE_BY_LABEL, MADE_LABEL
-from sandbox.requests import CallMark, RunRequest
 from tests.conftest import Until
 from tests.sandbox.gvisor import RUNTIME, missing_gvisor
+from tests.worker.set_up import FRESH, IMAGE, NODE, Session, boxes, client, made, mirror, session
 from worker.boxes import Boxes
-from worker.contract.extras import ENV_FILE, FILES_DIR, BoxExtras, FileIn
-from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
+from worker.contract.extras import ENV_FILE, FILES_DIR, FileIn
+from worker.contract.orders import WorkspaceMode
 from worker.errors import BoxUnavailable
-from worker.setup import Setup
-from worker.workspace import NOWHERE
 
 pytestmark = pytest.mark.docker
 
-IMAGE = "sandhog-box:latest"
-NODE = f"setup-tests-{os.getpid()}"
-FRESH = f"echo {uuid.uuid4().hex} >/dev/null"
-"""As a set-up command: makes the image's name this test run's own."""
-
-
-class Mirror(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"a package\n")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def mirror() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Mirror) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[docker.APIClient]:
-    client = docker.APIClient(version="auto")
-    yield client
-    for tag in made(client):
-        client.remove_image(tag, force=True)
-    client.close()
-
-
-def made(client: docker.APIClient) -> list[str]:
-    """What was made for sessions of this test run."""
-    images = client.images(filters={"label": MADE_BY_LABEL, "reference": MADE_REPOSITORY})
-    ours = [image for image in images if image["Labels"][MADE_BY_LABEL].startswith(f"s{os.getpid()}-")]
-    return [tag for image in ours for tag in image["RepoTags"] or ()]
-
-
-@pytest.fixture(scope="module")
-def boxes(tmp_path_factory: pytest.TempPathFactory, client: docker.APIClient) -> Iterator[Boxes]:
-    egress = EgressSettings(allow_private=frozenset({"mirror.test"}), resolver=lambda _: ["127.0.0.1"])
-    folder = install(tmp_path_factory.mktemp("guest"))
-    proofs_dir = Path(os.environ["SANDHOG_PROOFS_DIR"])
-    engine = DockerEngine(EngineSettings(NODE, folder, tmp_path_factory.mktemp("records"), proofs_dir, egress=egress))
-    boxes = Boxes(engine, 120, setup=Setup(engine))
-    yield boxes
-    boxes.close()
-    left = client.containers(all=True, filters={"label": f"sandhog.node={NODE}"})
-    assert not left, "containers were left behind"
-
-
-class Session:
-    """One session on the node, as its coordinator orders it."""
-
-    def __init__(self, boxes: Boxes, base: Path, **extras: Any) -> None:
-        self.boxes = boxes
-        self.dir = base / "session"
-        self.project = base / "project"
-        self.dir.mkdir(parents=True)
-        self.project.mkdir(exist_ok=True)
-        self.order = BoxOrder(
-            session=f"s{os.getpid()}-{uuid.uuid4().hex[:8]}",
-            generation=1,
-            session_dir=str(self.dir),
-            image=IMAGE,
-            workspace=str(self.project),
-            workspace_mode=WorkspaceMode.COPY,
-            extras=BoxExtras(**extras),
-        )
-
-    def run(self, command: str) -> str:
-        box = self.boxes.box_for(self.order)
-        mark = CallMark(key=uuid.uuid4().hex, digest="", session=self.order.session, generation=1, step=0)
-        answer = box.run(RunRequest(mark, command=command))
-        return answer.stdout.text() + answer.stderr.text()
-
-    def image(self) -> str:
-        """What the box is started from now."""
-        template = self.boxes._specs.spec(self.order, NOWHERE)
-        assert self.boxes._setup is not None
-        return self.boxes._setup.resolved(self.order, lambda: template).image
-
-    def finish(self) -> FinishOutcome:
-        return self.boxes.finish(FinishOrder(box=self.order, node=NODE, incarnation="i"))
-
-
-@pytest.fixture
-def session(boxes: Boxes, tmp_path: Path) -> Iterator[Callable[..., Session]]:
-    sessions: list[Session] = []
-
-    def make(prepare: Callable[[Path], None] = lambda _: None, **extras: Any) -> Session:
-        base = tmp_path / str(len(sessions))
-        (base / "project").mkdir(parents=True)
-        prepare(base / "project")
-        sessions.append(Session(boxes, base, **extras))
-        return sessions[-1]
-
-    yield make
-    for each in sessions:
-        each.finish()
+__all__ = ["boxes", "client", "mirror", "session"]
 
 
 def test_set_up_runs_as_root_with_a_network_of_its_own_and_the_box_has_neither(
@@ -234,9 +127,9 @@ def test_a_session_that_ends_while_it_is_set_up_is_not_waited_for(
 
     thread = threading.Thread(target=start)
     thread.start()
-    until(lambda: bool(running()), "set-up runs", 30.0)
+    until(lambda: bool(running()), "set-up runs", 90)
     there.finish()
-    thread.join(30)
+    thread.join(60)
     assert "ended while its image was being made" in outcome[0]
     assert not running()
 
@@ -291,8 +184,8 @@ def test_made_images_go_when_nobody_used_them_for_long(
     tags = set(made(client)) - before
     assert len(tags) == 2
     gone.finish()
-    assert boxes._setup is not None
-    maker = boxes._setup._engine.maker
+    assert boxes._maker._setup is not None
+    maker = boxes._maker._setup._engine.maker
     assert not tags & set(maker.unused(3600.0)), "they were used just now"
     # Only this test's own: others' images are on the engine too.
     mine = sorted(tags & set(maker.unused(-60.0)))
@@ -357,7 +250,7 @@ def test_a_build_that_nobody_wants_any_more_or_takes_too_long_ends_at_once(
     thread.start()
     until(lambda: bool(steps()), "the step runs", 60.0)
     building.finish()
-    thread.join(30)
+    thread.join(60)
     assert "ended while its image was being made" in outcome[0]
     until(lambda: not steps(), "the engine ended the step", 60.0)
 

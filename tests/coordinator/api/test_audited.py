@@ -10,7 +10,8 @@ from coordinator.audit import AuditLog
 from coordinator.service.denials import denials_to
 from coordinator.service.entries import Entry
 from coordinator.service.records import SessionRecord
-from coordinator.session.events import CallFinished, ChildEvent
+from coordinator.session.call_events import CallFinished
+from coordinator.session.events import ChildEvent
 from tests.coordinator.api.conftest import Served, code, prompt
 
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coordinator.commands.serving import Serving, run_server
 from coordinator.errors import ConfigError
-from tests.cluster.test_command_line import SANDHOG
+from tests.cluster.commands import SANDHOG
 
 
 @pytest.fixture

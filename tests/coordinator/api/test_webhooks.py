@@ -73,7 +73,7 @@ async def test_the_end_is_told_signed_and_again_until_it_is_heard(serve: Serves,
     shown = (await client.get(f"/v1/sessions/{made['session_id']}")).text
     assert secret not in shown
     marker = served.state_dir / "sessions" / made["session_id"] / MARKER
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not marker.exists():
             await asyncio.sleep(0.01)
     assert json.loads(marker.read_text())["told"] is True

@@ -15,7 +15,8 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from coordinator.service.records import RECORD, SessionRecord
-from coordinator.session.events import Event, SessionStarted
+from coordinator.session.events import Event
+from coordinator.session.session_events import SessionStarted
 from tests.conftest import without_server
 from tests.coordinator.api.conftest import FIRST_TOKEN, Served, Serves
 

@@ -4,24 +4,11 @@ import json
 from collections.abc import Sequence
 
 from coordinator.endpoint.reply import RawCall, Usage
-from coordinator.session.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
-    CallFinished,
-    CallStarted,
-    ChildEnded,
-    ChildStarted,
-    CutInfo,
-    Event,
-    ModelReplied,
-    Notice,
-    SessionEnded,
-    SessionPlaced,
-    StepStarted,
-    TodoItem,
-    TodosWritten,
-    UserMessage,
-)
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted, TodosWritten
+from coordinator.session.event_fields import CutInfo, TodoItem
+from coordinator.session.events import Event
+from coordinator.session.session_events import ChildEnded, ChildStarted, Notice, SessionEnded, SessionPlaced
+from coordinator.session.step_events import ModelReplied, StepStarted, UserMessage
 from tests.coordinator.page.conftest import started
 
 Timed = list[tuple[float, Event]]

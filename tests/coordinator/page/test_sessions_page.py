@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from coordinator.session.events import SessionEnded, SessionResumed
+from coordinator.session.session_events import SessionEnded, SessionResumed
 from tests.coordinator.api.conftest import Serves
 from tests.coordinator.page.conftest import keep_events, keep_session, started, visit
 from tests.coordinator.page.example import HOSTILE, LONG_LINE, PATCH, Telling, hostile, ordinary

@@ -24,10 +24,9 @@ PROCESSES = "processes"
 ENGINES = (
     pytest.param(PROCESSES, id="processes"),
     pytest.param(AGENT, id="agent", marks=pytest.mark.docker),
-    pytest.param(0, id="root", marks=pytest.mark.docker),
     pytest.param(RUNTIME, id="gvisor", marks=pytest.mark.docker),
 )
-"""Which engine, as which user or on which runtime."""
+"""Which engine, and on which runtime. Boxes of root are tested beside: their engine and guest are the same."""
 _directories = itertools.count(1)
 
 

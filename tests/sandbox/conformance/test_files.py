@@ -98,7 +98,7 @@ def test_of_many_edits_at_once_each_is_made_or_refused(files: Files) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(made) == list(range(20))
     assert files.read("f").text == b"".join(b"[%d]\n" % n for n in range(20))
 

@@ -11,13 +11,9 @@ from sandbox.requests import CallMark, RunAnswer, WriteRequest
 
 Run = Callable[..., RunAnswer]
 MakeMark = Callable[..., CallMark]
-FreshBox = Callable[..., Box]
-Shell = Callable[[Box], Callable[..., RunAnswer]]
 
 
-def test_the_same_call_twice_runs_once(fresh_box: FreshBox, shell: Shell, mark: MakeMark) -> None:
-    box = fresh_box()
-    run = shell(box)
+def test_the_same_call_twice_runs_once(run: Run, mark: MakeMark) -> None:
     given = mark()
     answers: list[RunAnswer] = []
     threads = [
@@ -39,34 +35,30 @@ def test_the_same_call_twice_runs_once(fresh_box: FreshBox, shell: Shell, mark: 
     assert refused.value.code is RefusalCode.UNKNOWN_CALL
 
 
-def test_a_write_made_twice_is_made_once(fresh_box: FreshBox, shell: Shell, mark: MakeMark) -> None:
-    box = fresh_box()
-    request = WriteRequest(mark(), "f", b"first", None, must_be_new=True)
+def test_a_write_made_twice_is_made_once(box: Box, mark: MakeMark, here: str) -> None:
+    # A session of its own, for its steps go on.
+    request = WriteRequest(mark("w"), f"{here}/f", b"first", None, must_be_new=True)
     assert box.write(request) == box.write(request)
-    box.begin_step("s", 1, 1)
+    box.begin_step("w", 1, 1)
     with pytest.raises(GuestRefused) as refused:
         box.write(request)
     assert refused.value.code is RefusalCode.STALE
 
 
-def test_a_link_cut_in_the_middle_loses_no_answer(fresh_box: FreshBox, shell: Shell) -> None:
-    box = fresh_box()
-    run = shell(box)
+def test_a_link_cut_in_the_middle_loses_no_answer(box: Box, run: Run, here: str) -> None:
     answers: list[RunAnswer] = []
     command = "echo x >> log; while [ ! -e go ]; do sleep 0.02; done; cat log"
     thread = threading.Thread(target=lambda: answers.append(run(command)))
     thread.start()
-    run("while [ ! -e log ]; do sleep 0.02; done", session="other")
+    run(f"while [ ! -e {here}/log ]; do sleep 0.02; done", session="other")
     assert box._link is not None
     box._link.close()
-    run("touch go", session="other")
+    run(f"touch {here}/go", session="other")
     thread.join(60)
     assert answers[0].stdout.head == b"x\n"
 
 
-def test_a_link_cut_while_streaming_is_told(fresh_box: FreshBox, shell: Shell) -> None:
-    box = fresh_box()
-    run = shell(box)
+def test_a_link_cut_while_streaming_is_told(box: Box, run: Run, here: str) -> None:
     began = threading.Event()
     answers: list[RunAnswer] = []
     command = "head -c 40000 /dev/zero; while [ ! -e go ]; do sleep 0.02; done; head -c 40000 /dev/zero"
@@ -75,7 +67,7 @@ def test_a_link_cut_while_streaming_is_told(fresh_box: FreshBox, shell: Shell) -
     assert began.wait(60)
     assert box._link is not None
     box._link.close()
-    run("touch go", session="other")
+    run(f"touch {here}/go", session="other")
     thread.join(60)
     assert answers[0].stdout.total_bytes == 80_000
     assert not answers[0].spill_complete

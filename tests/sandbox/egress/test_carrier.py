@@ -36,7 +36,7 @@ class Far:
         private = frozenset({"site.test", "echo.test", "slow.test"})
         self.egress = Egress("test", Policy(rules, private, resolver=resolver), limits)
         ours, theirs = socket.socketpair()
-        theirs.settimeout(10)
+        theirs.settimeout(60)
         self.link = Link(SocketStream(ours), "test", None, self.egress.carrier)
         self.guest = Guest(theirs)
 
@@ -70,7 +70,7 @@ def far() -> Iterator[Callable[..., Far]]:
     for each in made:
         each.link.close()
         each.guest.end.close()
-        each.link._reader.join(10)
+        each.link._reader.join(60)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_box_without_a_way_out_has_no_streams(until: Until) -> None:
 def test_a_flood_of_frames_is_bounded_while_the_guest_reads_nothing(far: Callable[..., Far], until: Until) -> None:
     there = far()
     # Each refused stream gets an answer, which fills the way back until the carrier stands still.
-    there.guest.end.settimeout(20)
+    there.guest.end.settimeout(60)
 
     def flood() -> None:
         for number in range(1, 400_000):
@@ -188,7 +188,7 @@ def test_an_idle_connection_is_closed(far: Callable[..., Far], echo: Echo) -> No
     there = far(idle_s=0.3)
     there.tunnel(1, echo.server_address[1])
     there.heard(1, StreamOp.CLOSE)
-    assert echo.ended.acquire(timeout=10)
+    assert echo.ended.acquire(timeout=60)
 
 
 def test_the_host_sends_no_more_than_the_guest_takes(far: Callable[..., Far], echo: Echo) -> None:
@@ -218,9 +218,9 @@ def test_the_host_sends_no_more_than_the_guest_takes(far: Callable[..., Far], ec
 def test_the_end_of_the_link_closes_the_connections(far: Callable[..., Far], echo: Echo, until: Until) -> None:
     there = far()
     there.tunnel(1, echo.server_address[1])
-    assert echo.began.acquire(timeout=10)
+    assert echo.began.acquire(timeout=60)
     there.guest.end.close()
-    assert echo.ended.acquire(timeout=10)
+    assert echo.ended.acquire(timeout=60)
     until(lambda: not any(thread.name == "egress-test" for thread in threading.enumerate()), "the thread ended")
 
 
@@ -277,7 +277,7 @@ def test_a_rate_holds_for_what_is_only_sent(far: Callable[..., Far]) -> None:
             # The first window goes at once; the rest waits for credit.
             assert time.monotonic() - began > 0.4
             there.say(1, StreamOp.CLOSE)
-            thread.join(10)
+            thread.join(60)
 
 
 def test_a_rate_holds_over_many_connections(far: Callable[..., Far], echo: Echo) -> None:

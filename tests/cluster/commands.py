@@ -1,0 +1,95 @@
+"""The `sandhog` command as a process of a test: what it is started with, what it says, what it leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from coordinator.endpoint.scripted import Script, ScriptedEndpoint
+
+SANDHOG = [sys.executable, "-c", "from coordinator.start import main; main()"]
+SECRET = "sk-test-0123456789abcdef0123456789abcdef"
+
+
+def environment(endpoint: ScriptedEndpoint, state_dir: Path, **variables: str) -> dict[str, str]:
+    """What a command knows that works in a state directory and asks an endpoint; `variables` are more, or others."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(state_dir),
+        "OPENAI_BASE_URL": endpoint.base_url,
+        "OPENAI_API_KEY": SECRET,
+        "SANDHOG_MODEL": "scripted",
+        "SANDHOG_STATE_DIR": str(state_dir),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        **variables,
+    }
+
+
+@contextmanager
+def running(script: Script, state_dir: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A `sandhog` process against a scripted endpoint of its own."""
+    with ScriptedEndpoint(script) as endpoint, started(endpoint, state_dir, *arguments, **variables) as process:
+        yield process
+
+
+@contextmanager
+def started(
+    endpoint: ScriptedEndpoint, state_dir: Path, *arguments: str, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A `sandhog` process against an endpoint; it is killed should it still run at the end."""
+    process = subprocess.Popen(
+        [*SANDHOG, *arguments],
+        env=environment(endpoint, state_dir, **variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """Wait for the process; its one JSON object and what it wrote to stderr."""
+    out, err = process.communicate(timeout=120)
+    assert out.count("\n") == 1, f"exactly one line on stdout: {out!r}\n{err}"
+    return json.loads(out), err
+
+
+def leftovers(state_dir: Path) -> list[str]:
+    """What a finished command left behind but transcripts, the guest folder and results."""
+    client = docker.from_env()
+    try:
+        found = [
+            f"container {one.name}"
+            for one in client.containers.list(all=True, ignore_removed=True)
+            if is_ours(one, state_dir)
+        ]
+    finally:
+        client.close()
+    found += [f"run {path.name}" for path in (state_dir / "runs").iterdir()] if (state_dir / "runs").exists() else []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                environment = (process / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"SANDHOG_STATE_DIR={state_dir}".encode() in environment:
+                found.append(f"process {process.name}")
+    return found
+
+
+def is_ours(container: Any, state_dir: Path) -> bool:
+    """Whether a container was started by a command of this test: its guest folder lies in the state directory."""
+    return any(str(mount.get("Source", "")).startswith(str(state_dir)) for mount in container.attrs["Mounts"])
