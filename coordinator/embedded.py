@@ -60,7 +60,7 @@ class Embedded:
         secrets_dir: Path | None = None,
         places: int | None = None,
     ) -> None:
-        self._state_dir = state_dir
+        self.state_dir = state_dir
         self._dead_man_s = dead_man_s
         self._own = {"SANDHOG_TOOLS": ":".join(tools)}
         if secrets_dir is not None:
@@ -166,7 +166,7 @@ class Embedded:
         environment = {
             **_clean_environment(),
             "SANDHOG_REDIS_URL": self.redis_url,
-            "SANDHOG_STATE_DIR": str(self._state_dir),
+            "SANDHOG_STATE_DIR": str(self.state_dir),
             "SANDHOG_NODE": self.node,
             "SANDHOG_NODE_DIR": str(self.run_dir / "node"),
             "SANDHOG_RUN_DIR": str(self.run_dir),

@@ -9,22 +9,17 @@ import json
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from coordinator.service.entries import Entry
-from coordinator.session.events import (
-    CallFinished,
-    CallStarted,
+from coordinator.session.call_events import CallFinished, CallStarted
+from coordinator.session.events import ChildEvent, Event, EventSink
+from coordinator.session.session_events import (
     ChildEnded,
-    ChildEvent,
     ChildStarted,
-    Event,
-    EventSink,
-    ModelReplied,
-    RequestFailed,
     SessionEnded,
     SessionResumed,
     SessionStarted,
-    StepStarted,
     TurnEnded,
 )
+from coordinator.session.step_events import ModelReplied, RequestFailed, StepStarted
 from worker.contract.spans import Spans
 from worker.contract.traces import call_span_id, trace_id
 

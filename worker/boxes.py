@@ -8,7 +8,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 import redis
@@ -23,7 +22,7 @@ from worker.contract.checks import Check, CheckOutcome
 from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.disk import DiskWatch
 from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
-from worker.files_in import put_files
+from worker.making import Maker
 from worker.own_disk import OwnDisks
 from worker.places import Places
 from worker.progress import Progress
@@ -32,9 +31,8 @@ from worker.setup import Setup
 from worker.sources.held import Sources
 from worker.specs import Specs
 from worker.spill import Spills
-from worker.starting import start
 from worker.warm import WarmBoxes
-from worker.workspace import NOWHERE, Workspace
+from worker.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +70,10 @@ class Boxes:
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
 
-        Without `setup` no session gets an image of its own, without `sources` none that must be fetched.
+        See `Maker` for `setup` and `sources`.
         """
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network, freeze_s)
-        self._setup = setup
-        self._sources = sources
         self._spills = spills or Spills()
         self.starts = 0
         """Boxes that sessions were given."""
@@ -86,10 +82,12 @@ class Boxes:
         self._idle_s = idle_s
         self._disk = disk
         self._disks = disks
-        self._progress = progress
         self._places = places
         self._warm = (
             WarmBoxes(engine, pool, nursery, self.used, disks) if pool is not None and nursery is not None else None
+        )
+        self._maker = Maker(
+            engine, self._specs, setup=setup, sources=sources, warm=self._warm, disks=disks, progress=progress
         )
         self._seats: dict[str, Seat] = {}
         self._finished: OrderedDict[str, int] = OrderedDict()
@@ -142,7 +140,7 @@ class Boxes:
                 self._drop(seat, "the box ended")
             if seat.box is None:
                 self._take_place(seat, order.session)
-                seat.sit(self._start(seat, order), order.generation)
+                seat.sit(self._maker.make(seat, order), order.generation)
                 self.starts += 1
             assert seat.box is not None
             seat.session_dir = Path(order.session_dir)
@@ -248,10 +246,7 @@ class Boxes:
 
     def finish(self, order: FinishOrder) -> FinishOutcome:
         """End the session's box and return what its workspace became. Idempotent."""
-        if self._setup is not None:
-            self._setup.cancel(order.box.session)
-        if self._sources is not None:
-            self._sources.cancel(order.box.session)
+        self._maker.cancel(order.box.session)
         seat = self._seat(order.box.session)
         checked: CheckOutcome | None = None
         with seat.lock:
@@ -307,13 +302,13 @@ class Boxes:
         if seat.box is None or not seat.box.is_alive():
             end(seat)
             self._take_place(seat, order.session)
-            seat.sit(self._start(seat, order), order.generation)
+            seat.sit(self._maker.make(seat, order), order.generation)
         assert seat.box is not None
         with self._guard:
             if self._is_closed:
                 raise BoxUnavailable("the node is ending")
             self._checked_boxes[order.session] = seat.box
-        seat.workspace = seat.workspace or self._workspace(order)
+        seat.workspace = seat.workspace or self._maker.workspace(order)
         return seat.box, seat.workspace
 
     def close(self) -> None:
@@ -324,12 +319,7 @@ class Boxes:
             checked = list(self._checked_boxes.values())
         for box in checked:
             box.close()
-        if self._setup is not None:
-            self._setup.close()
-        if self._sources is not None:
-            self._sources.close()
-        if self._warm is not None:
-            self._warm.close()
+        self._maker.close()
         for seat in seats:
             # A start that is under way is waited for, so that its box is not left behind.
             with seat.lock:
@@ -379,47 +369,3 @@ class Boxes:
         except (SandboxError, OSError) as exc:
             # The call that comes now tells what is wrong with the box, if anything is.
             log.warning("a box was not renewed", extra={"session_id": order.session, "error": str(exc)})
-
-    def _start(self, seat: Seat, order: BoxOrder) -> Box:
-        try:
-            order = self._specs.resolved(order)
-            with self._sources.held(order) if self._sources is not None else nullcontext(order) as held:
-                return self._start_on(seat, held)
-        except (WorkspaceRefused, SandboxError) as exc:
-            raise BoxUnavailable(str(exc)) from exc
-        except OSError as exc:
-            # Such as a full disk under the box's record.
-            raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
-
-    def _start_on(self, seat: Seat, order: BoxOrder) -> Box:
-        """Start the box of an order whose directory is there."""
-        if self._setup is not None:
-            order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
-        elif order.extras.makes_image:
-            raise BoxUnavailable("this node makes no images, and the session wants one of its own")
-        if self._warm is not None:
-            # A warm box is born with a user of its own, and has nothing of a session in its environment.
-            is_own = order.as_root or bool(order.extras.env_names)
-            handed = None if is_own else self._warm.hand_over(order, self._specs.spec(order, NOWHERE))
-            if handed is not None:
-                return self._fill(seat, order, *handed)
-            self._warm.make_room()
-        seat.workspace = seat.workspace or self._workspace(order)
-        put_files(order, seat.workspace)
-        spec = self._specs.spec(order, seat.workspace)
-        with self._progress.waits(spec.image, order.session) if self._progress else nullcontext():
-            return start(self._engine, spec, order.session, order.generation)
-
-    def _workspace(self, order: BoxOrder) -> Workspace:
-        most_bytes = self._specs.profile_of(order).limits().workspace_bytes
-        return workspace.prepare(order, disks=self._disks, size_bytes=most_bytes)
-
-    def _fill(self, seat: Seat, order: BoxOrder, box: Box, place: Workspace) -> Box:
-        """Make a warm box that was handed over the seat's own."""
-        seat.workspace = place
-        try:
-            put_files(order, place)
-        except WorkspaceRefused:
-            box.close()
-            raise
-        return box

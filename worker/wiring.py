@@ -1,5 +1,6 @@
 """The worker's one wiring place: settings in, a running node out."""
 
+import contextlib
 import logging
 import os
 import shutil
@@ -8,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     _reach_redis(client)
     machine = build(settings, client)
     boxes = machine.boxes
-    life = NodeLife(
-        node=settings.node,
-        incarnation=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
-        places=settings.places,
-        lanes=settings.lane_count,
-        pid=os.getpid(),
-        freeze_s=settings.freeze_s,
-        **_first_facts(machine),
-        tools=loaded.digest,
-    )
-    own = _own_tools(settings, loaded)
+    life, own = _life(settings, machine, loaded), _own_tools(settings, loaded)
 
     def show_alive() -> None:
         if settings.alive_file is not None and canary.is_well:
@@ -124,41 +115,75 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     calls = _calls(settings, client, boxes, own, mcp, lanes, life.incarnation, told.ended)
     tasks.register(app, calls, boxes, mcp, canary.arrive)
     worker = _celery_worker(app, settings.node, threads)
-    adopted = boxes.adopt()
-    if adopted:
-        log.info("boxes adopted", extra={"sessions": adopted})
+    _adopt(boxes)
     end.takes(boxes, own, mcp)
     lease.start()
-    machine.upkeep.add("lanes", lanes.look)
     if settings.owner_fd is None:
         machine.upkeep.add("mark", Marking(client, settings.state_dir, settings.node, life.incarnation).write)
-    machine.upkeep.add("facts", lambda: lease.describe(**machine.facts()))
-    machine.upkeep.start()
+    _keep_up(machine, lanes, lease)
     canary.start()
-
-    def drain(**_: object) -> None:
-        # Nothing is read from the queue any more.
-        canary.stop()
-        # In a thread: this is called from a signal's handler, which must not wait for Redis.
-        threading.Thread(target=lease.drain, name="drain", daemon=True).start()
-
-    def take_hang_up(**_: object) -> None:
-        # Celery has put its own handlers by then. An owned node's boxes are its owner's to end.
-        if settings.owner_fd is None:
-            signal.signal(signal.SIGHUP, lambda *_: anew.hand_over(lease.stop))
-
-    worker_shutting_down.connect(drain, weak=False)
-    worker_ready.connect(take_hang_up, weak=False)
+    # An owned node's boxes are its owner's to end.
+    hand_over = (lambda: anew.hand_over(lease.stop)) if settings.owner_fd is None else None
     try:
-        worker.start()
+        with _heard_signals(canary.stop, lease.drain, hand_over):
+            worker.start()
     finally:
-        worker_ready.disconnect(take_hang_up)
-        worker_shutting_down.disconnect(drain)
         told.close()
         canary.close()
         machine.upkeep.close()
         lease.close()
         end.close()
+
+
+def _adopt(boxes: Boxes) -> None:
+    adopted = boxes.adopt()
+    if adopted:
+        log.info("boxes adopted", extra={"sessions": adopted})
+
+
+def _keep_up(machine: Machine, lanes: LaneGate, lease: Lease) -> None:
+    machine.upkeep.add("lanes", lanes.look)
+    machine.upkeep.add("facts", lambda: lease.describe(**machine.facts()))
+    machine.upkeep.start()
+
+
+@contextlib.contextmanager
+def _heard_signals(
+    stop_canary: Callable[[], None], drain: Callable[[], object], hand_over: Callable[[], None] | None
+) -> Iterator[None]:
+    """While the block runs, SIGTERM drains the node, and SIGHUP hands its boxes over where that is given."""
+
+    def begin_drain(**_: object) -> None:
+        # Nothing is read from the queue any more.
+        stop_canary()
+        # In a thread: this is called from a signal's handler, which must not wait for Redis.
+        threading.Thread(target=drain, name="drain", daemon=True).start()
+
+    def take_hang_up(**_: object) -> None:
+        # Celery has put its own handlers by then.
+        if hand_over is not None:
+            signal.signal(signal.SIGHUP, lambda *_: hand_over())
+
+    worker_shutting_down.connect(begin_drain, weak=False)
+    worker_ready.connect(take_hang_up, weak=False)
+    try:
+        yield
+    finally:
+        worker_ready.disconnect(take_hang_up)
+        worker_shutting_down.disconnect(begin_drain)
+
+
+def _life(settings: NodeSettings, machine: Machine, loaded: LoadedTools) -> NodeLife:
+    return NodeLife(
+        node=settings.node,
+        incarnation=f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}",
+        places=settings.places,
+        lanes=settings.lane_count,
+        pid=os.getpid(),
+        freeze_s=settings.freeze_s,
+        **_first_facts(machine),
+        tools=loaded.digest,
+    )
 
 
 def _first_facts(machine: Machine) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from coordinator.batch.clients import Clients
 from coordinator.cluster.parts import Cluster
 from coordinator.ending import end
 from coordinator.session.approvals import Approver
-from coordinator.session.events import SessionPlaced
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
 from coordinator.session.runner import SessionRunner
+from coordinator.session.session_events import SessionPlaced
 
 OnImage = Callable[[str], None]
 

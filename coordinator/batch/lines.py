@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from coordinator.endpoint.reply import Usage
 from coordinator.errors import ConfigError, TranscriptError
-from coordinator.session.events import SessionStatus
+from coordinator.session.event_fields import SessionStatus
 
 RESULTS = "results.jsonl"
 RETRIED = "retried.jsonl"

@@ -9,8 +9,8 @@ from coordinator.commands.acting import keep_action
 from coordinator.commands.completing import session_ids as known
 from coordinator.commands.elsewhere import ask_cancel
 from coordinator.commands.kept import directory_of
-from coordinator.session.events import SessionEnded
 from coordinator.session.reading import read_session
+from coordinator.session.session_events import SessionEnded
 from coordinator.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)

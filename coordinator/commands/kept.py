@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.errors import ConfigError
-from coordinator.session.events import SessionStarted
 from coordinator.session.reading import read_session
+from coordinator.session.session_events import SessionStarted
 from coordinator.session.transcript import CHILDREN_DIR
 from worker.contract import keys
 from worker.contract.removals import Kind, removals_of

@@ -8,7 +8,9 @@ from typing import TextIO
 from coordinator.commands.own_cluster import Signals
 from coordinator.commands.terminal import Display
 from coordinator.commands.typed_lines import PASTED_WITHIN_S, TypedLines
-from coordinator.session.events import Event, LimitsChanged, TurnEnded, UserMessage
+from coordinator.session.events import Event
+from coordinator.session.session_events import LimitsChanged, TurnEnded
+from coordinator.session.step_events import UserMessage
 
 FURTHER = "  another message, or Enter to end: "
 PROMPT = "› "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from coordinator.api.app import create_app
 from coordinator.commands.explain import rules_of
@@ -35,6 +36,7 @@ from coordinator.session.model_table import read_model_table
 from coordinator.session.principal import LOCAL
 from coordinator.settings import Settings, read_settings
 from coordinator.wiring import open_cluster
+from tools.loading import LoadedTools
 from worker.contract.logs import begin_logs
 from worker.contract.traces import is_traced, shows_content
 
@@ -108,43 +110,23 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
     signals = Signals()
     tools = own_tools([*settings.tool_paths, *serving.tools])
     endpoint = await _endpoint(settings)
-    rules = rules_of(serving.policy_file or settings.policy_file, tools.registry)
-    admission = Admission(
-        settings,
-        roots=serve_settings.roots,
-        tools=tools,
-        rules=rules,
-        models=read_model_table(settings.models_file, settings.context_tokens),
-        archives=Archives(settings.state_dir),
-        environment=os.environ,
-        mcp=read_mcp_config(settings.mcp_config, os.environ),
-    )
+    admission = _admission(serving, settings, serve_settings, tools)
     listener = _listen(serving.host, serving.port)
-    hidden = tuple(
-        value
-        for value in (
-            endpoint and endpoint.api_key,
-            os.environ.get("OPENAI_API_KEY"),
-            serve_settings.api_token and serve_settings.api_token.get_secret_value(),
-        )
-        if value
-    )
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(listener.close)
         redis_url, embedded = stack.enter_context(redis_of(settings, tools))
         broken = await stack.enter_async_context(looked_after(embedded))
         cluster = await stack.enter_async_context(open_cluster(redis_url, settings.state_dir, tools))
         models = await stack.enter_async_context(Models(endpoint))
-        most = serving.max_sessions or serve_settings.max_sessions
         sessions = Sessions(
             cluster,
             admission,
             models,
             tokens=tokens,
-            max_running=most,
+            max_running=serving.max_sessions or serve_settings.max_sessions,
             max_file_bytes=serve_settings.max_file_bytes,
             webhooks=Webhooks(serve_settings.webhook_private),
-            hidden=hidden,
+            hidden=_hidden(endpoint, serve_settings),
         )
         # Whoever watches sessions does so before any begins, and until all have ended.
         canary = None
@@ -161,20 +143,47 @@ async def _serve(serving: Serving, settings: Settings, serve_settings: ServeSett
         await stack.enter_async_context(sessions)
         if canary is not None:
             await stack.enter_async_context(canary)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=CLOSE_S,
-                timeout_keep_alive=KEEP_ALIVE_S,
-                lifespan="off",
-                ssl_certfile=serving.tls_cert,
-                ssl_keyfile=serving.tls_key,
-            )
+        await _attended(_server(app, serving), listener, sessions, broken, signals, serve_settings.drain_s)
+
+
+def _admission(serving: Serving, settings: Settings, serve_settings: ServeSettings, tools: LoadedTools) -> Admission:
+    """Return what decides on the sessions that are asked for."""
+    return Admission(
+        settings,
+        roots=serve_settings.roots,
+        tools=tools,
+        rules=rules_of(serving.policy_file or settings.policy_file, tools.registry),
+        models=read_model_table(settings.models_file, settings.context_tokens),
+        archives=Archives(settings.state_dir),
+        environment=os.environ,
+        mcp=read_mcp_config(settings.mcp_config, os.environ),
+    )
+
+
+def _hidden(endpoint: ModelSettings | None, serve_settings: ServeSettings) -> tuple[str, ...]:
+    """Return the server's own secrets, which no transcript may have."""
+    values = (
+        endpoint and endpoint.api_key,
+        os.environ.get("OPENAI_API_KEY"),
+        serve_settings.api_token and serve_settings.api_token.get_secret_value(),
+    )
+    return tuple(value for value in values if value)
+
+
+def _server(app: FastAPI, serving: Serving) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            lifespan="off",
+            ssl_certfile=serving.tls_cert,
+            ssl_keyfile=serving.tls_key,
         )
-        await _attended(server, listener, sessions, broken, signals, serve_settings.drain_s)
+    )
 
 
 async def _endpoint(settings: Settings) -> ModelSettings | None:

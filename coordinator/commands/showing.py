@@ -9,8 +9,11 @@ from typing import TextIO
 from coordinator.commands.timeline import Timeline
 from coordinator.commands.wording import size
 from coordinator.errors import ConfigError
-from coordinator.session.events import AnswerShortened, CallFinished, CutInfo, Event, SessionStarted
+from coordinator.session.call_events import AnswerShortened, CallFinished
+from coordinator.session.event_fields import CutInfo
+from coordinator.session.events import Event
 from coordinator.session.reading import SessionReading
+from coordinator.session.session_events import SessionStarted
 from coordinator.session.transcript import CHILDREN_DIR
 from coordinator.visible import visible, visible_line
 from worker.contract.places import has_private_copy

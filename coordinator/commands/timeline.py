@@ -17,35 +17,38 @@ from rich.text import Text
 
 from coordinator.commands import wording
 from coordinator.commands.wording import Line
-from coordinator.session.events import (
+from coordinator.session.call_events import (
     AnswerShortened,
     ApprovalAnswered,
     ApprovalAsked,
-    BoxReplaced,
     CallFinished,
     CallStarted,
-    CallsWritten,
+    TodosWritten,
+)
+from coordinator.session.events import ChildEvent, Event
+from coordinator.session.session_events import (
+    BoxReplaced,
     ChildEnded,
-    ChildEvent,
     ChildStarted,
-    ContextCompacted,
-    Event,
     LimitsChanged,
-    ModelReplied,
     Notice,
-    ReplyTaken,
-    RequestFailed,
     SessionEnded,
     SessionPlaced,
     SessionResumed,
     SessionStarted,
-    StepStarted,
     SystemWritten,
+    TurnEnded,
+)
+from coordinator.session.step_events import (
+    CallsWritten,
+    ContextCompacted,
+    ModelReplied,
+    ReplyTaken,
+    RequestFailed,
+    StepStarted,
     TextDelta,
-    TodosWritten,
     TokensSpent,
     ToolsShown,
-    TurnEnded,
     UserMessage,
 )
 from coordinator.visible import visible, visible_line

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from coordinator.commands.timeline import Timeline
 from coordinator.service.journal import Journal, Line
-from coordinator.session.events import Event, SessionEnded, SessionResumed, parse_event
+from coordinator.session.events import Event, parse_event
+from coordinator.session.session_events import SessionEnded, SessionResumed
 from coordinator.visible import visible
 
 

@@ -3,27 +3,20 @@
 from dataclasses import dataclass
 
 from coordinator.commands.marking import marked_lines
-from coordinator.session.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished, TodosWritten
+from coordinator.session.events import ChildEvent, Event
+from coordinator.session.session_events import (
     BoxReplaced,
-    CallFinished,
-    CallsWritten,
     ChildEnded,
-    ChildEvent,
     ChildStarted,
-    ContextCompacted,
-    Event,
     LimitsChanged,
     Notice,
-    RequestFailed,
     SessionEnded,
     SessionResumed,
     SessionStarted,
-    TodosWritten,
     TurnEnded,
-    UserMessage,
 )
+from coordinator.session.step_events import CallsWritten, ContextCompacted, RequestFailed, UserMessage
 from coordinator.visible import visible, visible_line
 
 MIN_WIDTH = 40

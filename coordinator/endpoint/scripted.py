@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from coordinator.endpoint.scripted_wire import check_request, stream_of, usage_of
 from coordinator.errors import ConfigError, HistoryInvalid
-from coordinator.session.history import validate
 
 KEPT_REQUESTS = 1000
 """As many request bodies are kept for inspection, the newest ones."""
@@ -253,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             body = json.loads(received)
-            _check(body)
+            check_request(body)
             endpoint.requests.append(body)
             endpoint.headers.append({name.lower(): value for name, value in self.headers.items()})
             turn = endpoint.turn(body["messages"])
@@ -275,11 +275,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(turn.status, turn.error or "scripted failure", turn.retry_after_s)
             return
         message = _message(turn, body["messages"])
-        usage = _usage(message, length)
+        usage = usage_of(message, length)
         envelope = {"id": "chatcmpl-scripted", "created": 0, "model": body["model"]}
         if body.get("stream"):
             wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            self._stream(turn, _chunks(turn, message, envelope, usage if wants_usage else None))
+            events = stream_of(
+                message,
+                envelope,
+                finish_reason=_finish_reason(turn),
+                usage=usage if wants_usage else None,
+                chunk_chars=turn.chunk_chars,
+            )
+            self._stream(turn, events)
             return
         choice = {"index": 0, "message": message, "finish_reason": _finish_reason(turn), "logprobs": None}
         self._send_json(200, {**envelope, "object": "chat.completion", "choices": [choice], "usage": usage})
@@ -328,22 +335,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Says nothing: `requests` holds what came."""
 
 
-def _check(body: Any) -> None:
-    """Refuses what a strict endpoint refuses."""
-    if not isinstance(body, dict) or not isinstance(body.get("model"), str):
-        raise HistoryInvalid("model must be a string")
-    validate(body.get("messages"), for_request=True)
-    tools = body.get("tools", None)
-    if tools is None:
-        return
-    if not isinstance(tools, list) or not tools:
-        raise HistoryInvalid("tools must be a list that is not empty, or missing")
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type") != "function" or not function.get("name"):
-            raise HistoryInvalid("each tool must be {type: function, function: {name, …}}")
-
-
 def _finish_reason(turn: Turn) -> str:
     return turn.finish_reason or ("tool_calls" if turn.calls else "stop")
 
@@ -365,45 +356,6 @@ def _message(turn: Turn, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any
             for index, call in enumerate(turn.calls)
         ]
     return message
-
-
-def _usage(message: Mapping[str, Any], request_bytes: int) -> dict[str, int]:
-    """Four bytes a token: not true, but steady."""
-    completion = len(json.dumps(message)) // 4
-    prompt = request_bytes // 4
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _chunks(
-    turn: Turn, message: Mapping[str, Any], envelope: Mapping[str, Any], usage: Mapping[str, int] | None
-) -> Iterator[bytes]:
-    """The message as stream events, the way OpenAI cuts it."""
-
-    def event(delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        return _event({**envelope, "object": "chat.completion.chunk", "choices": [choice]})
-
-    yield event({"role": "assistant", "content": ""})
-    for piece in _pieces(turn.text, turn.chunk_chars):
-        yield event({"content": piece})
-    for index, call in enumerate(message.get("tool_calls", ())):
-        function = call["function"]
-        head = {"index": index, "id": call["id"], "type": "function"}
-        yield event({"tool_calls": [{**head, "function": {"name": function["name"], "arguments": ""}}]})
-        for piece in _pieces(function["arguments"], turn.chunk_chars):
-            yield event({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield event({}, _finish_reason(turn))
-    if usage is not None:
-        yield _event({**envelope, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-    yield b"data: [DONE]\n\n"
-
-
-def _event(chunk: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
-
-
-def _pieces(text: str, size: int) -> Iterator[str]:
-    return (text[start : start + size] for start in range(0, len(text), max(1, size)))
 
 
 def main() -> None:

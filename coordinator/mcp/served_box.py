@@ -24,9 +24,10 @@ from coordinator.endpoint.reply import RawCall
 from coordinator.errors import LostSession, NoBox, RedisLost, TranscriptError
 from coordinator.session.approvals import Approvals, Approver, Lasting
 from coordinator.session.ceilings import usable_tools
-from coordinator.session.events import Event, EventSink, SessionEnded, SessionStarted
+from coordinator.session.events import Event, EventSink
 from coordinator.session.plan import PlannedCall, plan
 from coordinator.session.request import SessionRequest, new_session_id
+from coordinator.session.session_events import SessionEnded, SessionStarted
 from coordinator.session.step import StepRunner
 from coordinator.session.transcript import Transcript
 from tools.registry import Registry

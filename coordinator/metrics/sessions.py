@@ -10,18 +10,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from coordinator.endpoint.reply import Usage
 from coordinator.service.entries import Entry
-from coordinator.session.events import (
-    ApprovalAnswered,
-    BoxReplaced,
-    CallFinished,
-    ChildEvent,
-    Event,
-    EventSink,
-    ModelReplied,
-    RequestFailed,
-    SessionEnded,
-    TokensSpent,
-)
+from coordinator.session.call_events import ApprovalAnswered, CallFinished
+from coordinator.session.events import ChildEvent, Event, EventSink
+from coordinator.session.session_events import BoxReplaced, SessionEnded
+from coordinator.session.step_events import ModelReplied, RequestFailed, TokensSpent
 from tools.base import ErrorCode
 
 OTHER = "other"

@@ -20,7 +20,7 @@ from coordinator.page.story import Block, Story
 from coordinator.service import approving
 from coordinator.service.entries import Entry
 from coordinator.service.journal import BEGINNING, EventId, Line
-from coordinator.session.events import TextDelta
+from coordinator.session.step_events import TextDelta
 from coordinator.visible import visible
 
 log = logging.getLogger(__name__)

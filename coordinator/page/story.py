@@ -13,24 +13,17 @@ from pydantic import ValidationError
 
 from coordinator.page import wording
 from coordinator.service.journal import Line
-from coordinator.session.events import (
+from coordinator.session.call_events import (
     AnswerShortened,
     ApprovalAnswered,
     ApprovalAsked,
     CallFinished,
     CallStarted,
-    ChildEnded,
-    ChildStarted,
-    Event,
-    ModelReplied,
-    SessionEnded,
-    SessionResumed,
-    SessionStarted,
-    StepStarted,
     TodosWritten,
-    UserMessage,
-    parse_event,
 )
+from coordinator.session.events import Event, parse_event
+from coordinator.session.session_events import ChildEnded, ChildStarted, SessionEnded, SessionResumed, SessionStarted
+from coordinator.session.step_events import ModelReplied, StepStarted, UserMessage
 
 MAX_BLOCKS = 150
 """So many are on one page; earlier ones have their own."""

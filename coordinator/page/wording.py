@@ -3,19 +3,17 @@
 import json
 from typing import Any
 
-from coordinator.session.events import (
+from coordinator.session.events import Event
+from coordinator.session.session_events import (
     BoxReplaced,
-    CallsWritten,
-    ContextCompacted,
-    Event,
     LimitsChanged,
     Notice,
-    RequestFailed,
     SessionEnded,
     SessionPlaced,
     SessionResumed,
     TurnEnded,
 )
+from coordinator.session.step_events import CallsWritten, ContextCompacted, RequestFailed
 
 
 def note(event: Event) -> tuple[str, str] | None:

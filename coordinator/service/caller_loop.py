@@ -11,11 +11,11 @@ from coordinator.cluster.seat import Seat
 from coordinator.ending import end
 from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.service.posted import MARK, Caller, PostedStep
-from coordinator.session.events import ModelReplied, ReplyTaken, StepStarted
 from coordinator.session.history import settle_ids
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.plan import plan
 from coordinator.session.spend import reached
+from coordinator.session.step_events import ModelReplied, ReplyTaken, StepStarted
 
 
 @dataclass

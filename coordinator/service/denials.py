@@ -8,7 +8,8 @@ from functools import partial
 from coordinator.audit import AuditLog
 from coordinator.errors import TranscriptError
 from coordinator.service.entries import Entry
-from coordinator.session.events import CallFinished, ChildEvent, Event, EventSink
+from coordinator.session.call_events import CallFinished
+from coordinator.session.events import ChildEvent, Event, EventSink
 from tools.base import ErrorCode
 
 log = logging.getLogger(__name__)

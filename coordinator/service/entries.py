@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from coordinator.service.facts import Facts
 from coordinator.service.journal import EventId, Journal, Line, chain, first_line, last_line
 from coordinator.service.records import RECORD, SessionRecord, read_record, session_dirs
-from coordinator.session.events import Event, TextDelta, parse_event
+from coordinator.session.events import Event, parse_event
 from coordinator.session.reading import segments
+from coordinator.session.step_events import TextDelta
 
 log = logging.getLogger(__name__)
 

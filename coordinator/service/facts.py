@@ -5,21 +5,18 @@ from datetime import datetime
 from typing import Literal
 
 from coordinator.endpoint.reply import Usage
-from coordinator.session.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
-    CallFinished,
-    Event,
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished
+from coordinator.session.events import Event
+from coordinator.session.limits import Limits
+from coordinator.session.session_events import (
     LimitsChanged,
-    ModelReplied,
     Notice,
     SessionEnded,
     SessionResumed,
     SessionStarted,
-    StepStarted,
     TurnEnded,
 )
-from coordinator.session.limits import Limits
+from coordinator.session.step_events import ModelReplied, StepStarted
 
 Status = Literal["queued", "running", "waiting", "idle", "completed", "stopped", "failed", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "cancelled"})

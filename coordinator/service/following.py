@@ -6,7 +6,7 @@ from pathlib import Path
 
 from coordinator.service.entries import Entry, Follower
 from coordinator.service.journal import POLL_S, EventId, Journal, Line
-from coordinator.session.events import TextDelta
+from coordinator.session.step_events import TextDelta
 
 
 async def follow(

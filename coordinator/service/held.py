@@ -16,12 +16,13 @@ from coordinator.service.records import write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.session.approvals import Approver, Elsewhere, Never
 from coordinator.session.catching_up import TAKEOVER
-from coordinator.session.events import EventSink, TurnEnded
+from coordinator.session.events import EventSink
 from coordinator.session.limits import Limits
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, continuing, resume
 from coordinator.session.runner import SessionRunner
+from coordinator.session.session_events import TurnEnded
 from coordinator.session.takeover import Adopted
 
 MAX_MESSAGES = 100

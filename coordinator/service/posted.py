@@ -14,8 +14,10 @@ from typing import Any
 
 from coordinator.endpoint.reply import RawCall
 from coordinator.service.refusals import Code, Refused
-from coordinator.session.events import AnswerShortened, CallFinished, Event, ModelReplied
+from coordinator.session.call_events import AnswerShortened, CallFinished
+from coordinator.session.events import Event
 from coordinator.session.history import settle_ids
+from coordinator.session.step_events import ModelReplied
 from coordinator.session.transcript import Entry
 
 MARK = "sandhog_step"

@@ -34,8 +34,8 @@ from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewSession
 from coordinator.service.webhooks import Webhooks
 from coordinator.session.ceilings import usable_tools
-from coordinator.session.events import TextDelta
 from coordinator.session.limits import Limits
+from coordinator.session.step_events import TextDelta
 from coordinator.session.subagents import without_tasks
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.patience import patiently
 from coordinator.ending import end
 from coordinator.endpoint.fragments import mend
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked, EventSink
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked
+from coordinator.session.events import EventSink
 from coordinator.session.plan import PlannedCall
 from tools.permission import Terms, repeatable
 from tools.verdict import Verdict

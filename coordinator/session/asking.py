@@ -11,17 +11,11 @@ from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.endpoint.reply import ModelReply, Usage
 from coordinator.errors import ContextTooLong, ModelError, ReplyBroken
 from coordinator.session.context import Context
-from coordinator.session.events import (
-    EventSink,
-    ModelReplied,
-    Notice,
-    RequestFailed,
-    StepStarted,
-    TextDelta,
-    TokensSpent,
-)
+from coordinator.session.events import EventSink
 from coordinator.session.history import History
+from coordinator.session.session_events import Notice
 from coordinator.session.spend import Spend
+from coordinator.session.step_events import ModelReplied, RequestFailed, StepStarted, TextDelta, TokensSpent
 
 Messages = list[dict[str, Any]]
 Tools = list[dict[str, Any]]

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from coordinator.session.events import EventSink, Notice, ToolsShown
+from coordinator.session.events import EventSink
+from coordinator.session.session_events import Notice
+from coordinator.session.step_events import ToolsShown
 from coordinator.visible import visible_line
 from tools.registry import Registry
 from worker.contract import breaker, keys

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from coordinator.session.bounds import BUDGETS
-from coordinator.session.events import CutInfo
+from coordinator.session.event_fields import CutInfo
 from coordinator.session.plan import PlannedCall
 from tools.base import ErrorCode, ToolResult
 from tools.cutting import cut_text

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coordinator.endpoint.fragments import mend
-from coordinator.session.events import ContextCompacted, ShortenedAnswer
+from coordinator.session.event_fields import ShortenedAnswer
+from coordinator.session.step_events import ContextCompacted
 from tools.cutting import cut_text
 
 Message = Mapping[str, Any]

@@ -15,8 +15,9 @@ from typing import Any
 from coordinator.errors import ContextTooLong
 from coordinator.session import compaction
 from coordinator.session.compaction import Keep, Message
-from coordinator.session.events import ContextCompacted, EventSink
+from coordinator.session.events import EventSink
 from coordinator.session.history import History
+from coordinator.session.step_events import ContextCompacted
 from coordinator.session.token_count import BYTES_PER_TOKEN, TokenCounter
 from tools.cutting import cut_text
 

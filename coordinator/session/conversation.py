@@ -8,9 +8,10 @@ from coordinator.cluster.seat import Seat
 from coordinator.ending import first
 from coordinator.errors import LostSession, NoBox, RedisLost
 from coordinator.session.catching_up import Continued, OpenAnswers, learn
-from coordinator.session.events import EventSink, TurnEnded
+from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.rebuild import OpenStep
+from coordinator.session.session_events import TurnEnded
 
 NextMessage = Callable[[TurnEnded], Awaitable[str | None]]
 """Returns a person's next message once the model has answered; None ends the session."""

@@ -14,7 +14,7 @@ from coordinator.endpoint.quirks import ECHOABLE
 from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.errors import HistoryInvalid
 from coordinator.session.compaction import apply, first_kept
-from coordinator.session.events import ContextCompacted, ReplyTaken, UserMessage
+from coordinator.session.step_events import ContextCompacted, ReplyTaken, UserMessage
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")

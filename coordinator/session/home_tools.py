@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from coordinator.cluster.seat import Seat
-from coordinator.session.events import EventSink, TodoItem, TodosWritten
+from coordinator.session.call_events import TodosWritten
+from coordinator.session.event_fields import TodoItem
+from coordinator.session.events import EventSink
 from coordinator.session.plan import PlannedCall
 from tools.base import ErrorCode, ToolFailure, ToolResult
 from tools.todo_write import TodoWriteParameters, written

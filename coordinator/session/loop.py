@@ -15,12 +15,15 @@ from coordinator.errors import LostSession, ModelError, NoBox, RedisLost
 from coordinator.session.asking import Asker
 from coordinator.session.breakers import NO_TOOLS, ShownTools
 from coordinator.session.context import Context
-from coordinator.session.events import CallsWritten, EventSink, LimitsChanged, Notice, SessionStatus
+from coordinator.session.event_fields import SessionStatus
+from coordinator.session.events import EventSink
 from coordinator.session.history import History, settle_ids
 from coordinator.session.limits import Limits, LiveLimits
 from coordinator.session.plan import PlannedCall, plan
+from coordinator.session.session_events import LimitsChanged, Notice
 from coordinator.session.spend import GRACE_S, Spend, WallClock, reached
 from coordinator.session.step import StepRunner
+from coordinator.session.step_events import CallsWritten
 from coordinator.session.written import STOP_REASON, WRITTEN_REPLIES, correction, written_in
 from tools.base import ErrorCode, ToolFailure
 from tools.registry import Registry

@@ -21,9 +21,10 @@ from coordinator.cluster.patience import CANCELLED_S, patiently
 from coordinator.cluster.seat import Seat
 from coordinator.cluster.turns import PlaceWanted
 from coordinator.errors import LostSession, NoBox, RedisLost
-from coordinator.session.events import BoxReplaced, EventSink, Notice, SessionPlaced
+from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
+from coordinator.session.session_events import BoxReplaced, Notice, SessionPlaced
 from coordinator.session.step import StepRunner
 from worker.contract import keys
 from worker.contract.checks import Check, CheckOutcome

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.errors import TranscriptError
-from coordinator.session.events import SessionResumed, SessionStarted
+from coordinator.session.session_events import SessionResumed, SessionStarted
 from coordinator.session.transcript import Entry, Reading, read_transcript
 
 _SEGMENT = re.compile(r"(?P<session>.+)\.(?P<generation>[0-9]{1,9})\.jsonl")

@@ -10,32 +10,30 @@ from datetime import datetime
 from typing import Any
 
 from coordinator.endpoint.reply import ModelReply, RawCall, Usage
-from coordinator.session.events import (
-    AnswerShortened,
-    ApprovalAnswered,
-    ApprovalAsked,
-    CallFinished,
-    CallStarted,
+from coordinator.session.call_events import AnswerShortened, ApprovalAnswered, ApprovalAsked, CallFinished, CallStarted
+from coordinator.session.events import Event
+from coordinator.session.history import History
+from coordinator.session.limits import Limits
+from coordinator.session.session_events import (
     ChildEnded,
     ChildStarted,
-    ContextCompacted,
-    Event,
     LimitsChanged,
-    ModelReplied,
-    ReplyTaken,
     SessionEnded,
     SessionPlaced,
     SessionResumed,
     SessionStarted,
-    StepStarted,
     SystemWritten,
+    TurnEnded,
+)
+from coordinator.session.step_events import (
+    ContextCompacted,
+    ModelReplied,
+    ReplyTaken,
+    StepStarted,
     TokensSpent,
     ToolsShown,
-    TurnEnded,
     UserMessage,
 )
-from coordinator.session.history import History
-from coordinator.session.limits import Limits
 from coordinator.session.transcript import Entry
 
 LOST_ANSWER = '{"status":"error","error_code":"OUTCOME_UNKNOWN","text":"The answer of this call was lost; it ran."}'

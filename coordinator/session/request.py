@@ -17,11 +17,13 @@ from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelTable
 from coordinator.session.principal import LOCAL
 from coordinator.session.prompt import NOTES_FILE
-from coordinator.session.subagents import DEPTH
 from coordinator.session.workspace_choice import Chosen
 from tools.rules import Rules
 from worker.contract.orders import DEFAULT_PROFILE
 from worker.contract.sources import Source
+
+DEPTH = 1
+"""How deep sub-agents go by default: a session has some, these have none. 0 is none at all."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from coordinator.endpoint.reply import Usage
-from coordinator.session.events import SessionStatus
+from coordinator.session.event_fields import SessionStatus
 from worker.contract.checks import CheckOutcome
 from worker.contract.orders import FinishOutcome
 

@@ -17,21 +17,22 @@ from coordinator.session.approvals import Approvals, Approver, Lasting, OneAtATi
 from coordinator.session.breakers import ShownTools
 from coordinator.session.catching_up import TAKEOVER, Continued, OpenAnswers
 from coordinator.session.ceilings import Wants, usable_tools, within
+from coordinator.session.closing import ended, result_of
 from coordinator.session.context import Context, keeper
 from coordinator.session.conversation import Conversation, NextMessage
 from coordinator.session.emitting import Emitter
-from coordinator.session.events import EventSink, Notice, SessionEnded, SessionResumed, SessionStarted, SystemWritten
+from coordinator.session.events import EventSink
 from coordinator.session.history import History
 from coordinator.session.home_tools import HOME_TOOLS, HomeTool
 from coordinator.session.limits import LiveLimits
 from coordinator.session.loop import Ending, SessionLoop
+from coordinator.session.opening import make_session_dir, resumed, started
 from coordinator.session.place import SessionPlace
 from coordinator.session.prompt import PromptFacts, system_prompt
-from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest, new_session_id
 from coordinator.session.reserve import Reserve
 from coordinator.session.result import SessionResult, notes_of, read_patch
-from coordinator.session.saved import save_session
+from coordinator.session.session_events import Notice, SessionStarted, SystemWritten
 from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
 from coordinator.session.subagents import SubAgents, without_tasks
@@ -39,7 +40,6 @@ from coordinator.session.talk import Account, Lent, Talk
 from coordinator.session.transcript import Transcript
 from tools.mcp import mcp_tool
 from tools.registry import LiveRegistry, Registry
-from tools.rules import rules_to_text
 from tools.task import TASK_TOOL
 from worker.contract.orders import FinishOutcome, WorkspaceMode
 
@@ -108,29 +108,32 @@ class SessionRunner:
         reserve.hold()
         self._secrets = [*secrets, *request.box.secrets, *request.parameters.secrets]
         if continued is None:
-            self._make_session_dir()
+            make_session_dir(self.session_dir, self._request, model.settings, self._secrets)
         elif self._continued is not None:
             self._count(self._continued)
         self._new_transcript = partial(Transcript.create, secrets=self._secrets, reserve=reserve)
         transcript = self._new_transcript(self.session_dir, self.session_id, self._generation)
         self._emit = Emitter(transcript, [self.clock, *sinks])
+        self._place = self._make_place(continued.generation if continued else 0)
+        self._cancelled: asyncio.Event | None = None
+        self._abandoned = asyncio.Event()
+        self._abandoned_as = Ending("failed", "")
+        self._finish_s = FINISH_S
+
+    def _make_place(self, generation: int) -> SessionPlace:
         placed = self._continued.rebuilt.placed if self._continued else None
-        self._place = SessionPlace(
+        return SessionPlace(
             self._request,
-            cluster=cluster,
+            cluster=self._cluster,
             session_id=self.session_id,
             session_dir=self.session_dir,
-            generation=continued.generation if continued else 0,
+            generation=generation,
             home=placed.node if placed else None,
             tools=self._tools,
             emit=self._emit,
             on_lost=self._was_lost,
             on_cancel=self._was_cancelled,
         )
-        self._cancelled: asyncio.Event | None = None
-        self._abandoned = asyncio.Event()
-        self._abandoned_as = Ending("failed", "")
-        self._finish_s = FINISH_S
 
     async def run(self, cancelled: asyncio.Event) -> SessionResult:
         """Return the session's result once its box is gone and its transcript is whole."""
@@ -267,7 +270,11 @@ class SessionRunner:
         conversation = Conversation(loop, self._emit, self._grant, self._next_message, continued, answers)
         seat = asyncio.create_task(self._take_seat(loop.history), name=f"seat {self.session_id}")
         try:
-            self._emit(self._resumed(continued) if continued else self._started(system))
+            self._emit(
+                resumed(continued, session_id=self.session_id, settings=self._model.settings)
+                if continued
+                else self._started(system)
+            )
             return await conversation.run(seat, cancelled)
         except TranscriptError as exc:
             return Ending("failed", f"storage: {exc}")
@@ -312,46 +319,14 @@ class SessionRunner:
         )
         self._registry.bring(usable_tools(tools, self._tools, is_read_only=self._request.is_read_only).tools())
 
-    def _resumed(self, continued: Continued) -> SessionResumed:
-        return SessionResumed(
-            session_id=self.session_id,
-            generation=continued.generation,
-            previous=continued.reading.generation,
-            accepted_bytes=continued.reading.valid_bytes,
-            by=continued.by,
-            model=self._model.settings.model,
-        )
-
     def _started(self, system: str) -> SessionStarted:
-        request = self._request
-        return SessionStarted(
+        return started(
+            self._request,
             session_id=self.session_id,
             generation=self._generation,
-            prompt=request.prompt,
-            model=self._model.settings.model,
-            policy=request.workspace.policy.value,
-            workspace_mode=request.workspace.mode.value,
-            workspace_reason=request.workspace.reason,
-            workspace=request.origin,
-            image=request.image,
-            max_steps=request.limits.steps,
-            limits=request.limits,
-            allow_hosts=list(request.box.extras.allow_hosts),
+            settings=self._model.settings,
             system=system,
-            rules=rules_to_text(request.rules),
         )
-
-    def _make_session_dir(self) -> None:
-        try:
-            # A service keeps its record there first; who owns the session is decided by its transcript.
-            self.session_dir.mkdir(parents=True, exist_ok=True)
-            (self.session_dir / "spill").mkdir(mode=0o755)
-            self._request.box.lay_out(self.session_dir)
-            redactor = Redactor(self._secrets)
-            save_session(self.session_dir, self.session_id, self._request, self._model.settings, redactor)
-        except OSError as exc:
-            words = f"{self.session_dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root."
-            raise TranscriptError(words) from exc
 
     async def _finish(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
         """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
@@ -377,45 +352,24 @@ class SessionRunner:
     def _end(self, ending: Ending, loop: SessionLoop, finished: FinishOutcome) -> SessionResult:
         notes = notes_of(finished)
         patch = read_patch(finished.patch_path, notes)
-        spend, request = loop.spend, self._request
-        ended = SessionEnded(
-            status=ending.status,
-            stop_reason=ending.stop_reason,
-            text=ending.text,
-            steps=spend.steps,
-            calls=spend.calls,
-            usage=spend.usage,
-            cost_usd=spend.shown_usd,
-            patch_path=finished.patch_path,
-            tool_list_changes=loop.shown.changes,
-        )
+        last = ended(ending, loop, cost_usd=loop.spend.shown_usd, patch_path=finished.patch_path)
         try:
             if ending.is_lost:
                 # Who has lost a session writes nothing more.
-                self._emit.show(ended)
+                self._emit.show(last)
             else:
-                self._emit.all([*(Notice(level="warning", text=note) for note in notes), ended])
+                self._emit.all([*(Notice(level="warning", text=note) for note in notes), last])
             self._emit.transcript.close()
         except TranscriptError as exc:
             notes.append(str(exc))
-            if ending.status == "completed":
-                ending = replace(ending, status="failed", stop_reason=f"storage: {exc}")
-        return SessionResult(
+            if last.status == "completed":
+                last = last.model_copy(update={"status": "failed", "stop_reason": f"storage: {exc}"})
+        return result_of(
+            last,
+            self._request,
+            finished,
             session_id=self.session_id,
-            status=ending.status,
-            stop_reason=ending.stop_reason,
-            text=ending.text,
-            steps=spend.steps,
-            calls=spend.calls,
-            usage=spend.usage,
-            cost_usd=spend.shown_usd,
             transcript=str(self._emit.transcript.path),
             patch=patch,
-            patch_path=finished.patch_path,
-            applied=finished.applied,
-            workspace=request.origin,
-            workspace_mode=request.workspace.mode.value,
-            workspace_reason=request.workspace.reason,
             notes=notes,
-            check=finished.check,
         )

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from coordinator.endpoint.reply import Usage
-from coordinator.session.events import ApprovalAnswered, ApprovalAsked, ChildEvent, Event
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked
+from coordinator.session.events import ChildEvent, Event
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelFacts
 

@@ -17,18 +17,14 @@ from coordinator.errors import LostSession, RedisLost
 from coordinator.session.approvals import Approvals
 from coordinator.session.bounds import BUDGETS, Budgets
 from coordinator.session.budget import Answered, answered, refused, within_step
-from coordinator.session.events import (
-    AnswerShortened,
-    BoxReplaced,
-    CallFinished,
-    CallStarted,
-    CutInfo,
-    EventSink,
-)
+from coordinator.session.call_events import AnswerShortened, CallFinished, CallStarted
+from coordinator.session.event_fields import CutInfo
+from coordinator.session.events import EventSink
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
 from coordinator.session.partition import Stretch, Travel, batches, stretches
 from coordinator.session.plan import PlannedCall
 from coordinator.session.repeats import Repeats
+from coordinator.session.session_events import BoxReplaced
 from tools.base import ErrorCode, ToolResult
 from tools.cutting import cut_text
 from tools.permission import decide

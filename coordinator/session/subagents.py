@@ -18,22 +18,16 @@ from coordinator.ending import end, set_with
 from coordinator.endpoint.fragments import mend
 from coordinator.endpoint.reply import Usage
 from coordinator.errors import RedisLost, TranscriptError
+from coordinator.session.call_events import CallFinished
 from coordinator.session.ceilings import usable_tools
-from coordinator.session.events import (
-    CallFinished,
-    ChildEnded,
-    ChildEvent,
-    ChildStarted,
-    Event,
-    ModelReplied,
-    SessionEnded,
-    TextDelta,
-    TokensSpent,
-)
+from coordinator.session.closing import ended
+from coordinator.session.events import ChildEvent, Event
 from coordinator.session.history import History
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall
 from coordinator.session.loop import Ending, SessionLoop
+from coordinator.session.session_events import ChildEnded, ChildStarted
 from coordinator.session.spend import WallClock
+from coordinator.session.step_events import ModelReplied, TextDelta, TokensSpent
 from coordinator.session.talk import Account, Lent, Talk
 from coordinator.session.transcript import CHILDREN_DIR, Transcript
 from tools.base import ErrorCode, ToolFailure, ToolResult
@@ -43,8 +37,6 @@ from worker.contract import keys
 
 log = logging.getLogger(__name__)
 
-DEPTH = 1
-"""How deep sub-agents go by default: a session has some, these have none. 0 is none at all."""
 AT_ONCE = 8
 """Sub-agents of one session that run at the same time; others wait."""
 MOST_STEPS = 50
@@ -244,17 +236,7 @@ class _Record:
         """Say how it ended, here and above."""
         spend = loop.spend
         try:
-            self(
-                SessionEnded(
-                    status=ending.status,
-                    stop_reason=ending.stop_reason,
-                    text=ending.text,
-                    steps=spend.steps,
-                    calls=spend.calls,
-                    usage=spend.usage,
-                    tool_list_changes=loop.shown.changes,
-                )
-            )
+            self(ended(ending, loop))
             self.transcript.sync()
         except TranscriptError as exc:
             log.warning("a sub-agent's end was not kept", extra={"session_id": self.seat.session, "error": str(exc)})

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.cluster.store import Store
-from coordinator.session.events import EventSink, SessionStarted
+from coordinator.session.events import EventSink
 from coordinator.session.history import History
 from coordinator.session.home_tools import HomeTool
 from coordinator.session.limits import LiveLimits
 from coordinator.session.loop import SessionLoop
+from coordinator.session.session_events import SessionStarted
 from coordinator.session.spend import Spend, WallClock, left, reached
 from coordinator.session.transcript import Transcript
 from tools.registry import Registry
