@@ -6,8 +6,8 @@ under their call key, so that the guest joins them to the running command instea
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from sandbox import replies
@@ -24,7 +24,7 @@ MARGIN_S = 15.0
 RELINK_S = 20.0
 MAX_LINKS = 10
 """Over how many links one request is asked before the guest is held to be broken."""
-RELINK_PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
+RELINK_PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 SILENCE_S = 30.0
 """A link without a sign of life for so long is made again."""
 
@@ -99,8 +99,20 @@ class Lifeline:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request ended; 0 while one is under way. Heartbeats do not count."""
+        """Seconds since the last use ended, such as a request; 0 while one is under way. Heartbeats do not count."""
         return 0.0 if self._under_way else time.monotonic() - self._last_used
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Count as used inside the block, by a request or by somebody who sits in the box."""
+        with self._lock:
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                self._last_used = time.monotonic()
 
     def is_alive(self) -> bool:
         """True while the container runs, as far as the engine can be asked."""
@@ -163,14 +175,8 @@ class Lifeline:
         on_output: Callable[[bytes], None] | None = None,
     ) -> Answer:
         """The parsed answer, over as many links as it takes."""
-        with self._lock:
-            self._under_way += 1
-        try:
+        with self.in_use():
             return self._ask_until_answered(head, body, timeout_s, parse, on_output)
-        finally:
-            with self._lock:
-                self._under_way -= 1
-                self._last_used = time.monotonic()
 
     def _ask_until_answered(
         self,
