@@ -28,6 +28,7 @@ Action = Literal[
     "logout",
     "run",
     "resume",
+    "fork",
     "batch",
     "allow",
     "deny",

@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "coordinator.commands.run",
     "chat": "coordinator.commands.chat",
     "resume": "coordinator.commands.resume",
+    "fork": "coordinator.commands.fork",
     "show": "coordinator.commands.show",
     "export": "coordinator.commands.export",
     "batch": "coordinator.commands.batch",

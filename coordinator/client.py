@@ -170,6 +170,23 @@ class Client:
         """Say something to a session."""
         return self._once("POST", f"{_path(session_id)}/message", json={"text": text})
 
+    def fork(
+        self, session_id: str, prompt: str, *, idempotency_key: str | None = None, **wanted: Any
+    ) -> dict[str, Any]:
+        """Make a fork of a session and return it; asked again under one key where the answer got lost.
+
+        Args:
+            session_id: The session.
+            prompt: What you say to the fork.
+            idempotency_key: None makes one.
+            wanted: The other fields of `POST /v1/sessions/{id}/fork`: at_step, model, limits, labels, …
+
+        Raises:
+            ApiError: it may not be had, or there is nothing that could be copied.
+        """
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        return self._json("POST", f"{_path(session_id)}/fork", json={"prompt": prompt, **wanted}, headers=headers)
+
     def finish(self, session_id: str, text: str = "") -> dict[str, Any]:
         """Let a session complete that waits for a message or for calls."""
         return self._json("POST", f"{_path(session_id)}/finish", json={"text": text})

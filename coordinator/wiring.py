@@ -20,6 +20,7 @@ from coordinator.cluster.settle import Settler
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.turns import Turns
 from coordinator.cluster.watch import Watch
+from coordinator.cluster.wishes import Wishes
 from coordinator.session.breakers import Breakers
 from tools.loading import LoadedTools, load_tools
 from worker.app import create_app
@@ -47,7 +48,7 @@ async def open_cluster(
     coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
     client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
-    store = Store(client)
+    store, turns = Store(client), Turns(client)
     dispatcher = Dispatcher(create_app(redis_url), coordinator, is_traced=is_traced(os.environ))
     try:
         async with (
@@ -66,7 +67,7 @@ async def open_cluster(
                     reader=reader,
                     dispatcher=dispatcher,
                     watch=watch,
-                    turns=Turns(client),
+                    turns=turns,
                     tools=tools.digest,
                 ),
                 registry=tools.registry,
@@ -74,6 +75,8 @@ async def open_cluster(
                 requests=Requests(client),
                 breakers=Breakers(client),
                 ownership=ownership,
+                wishes=Wishes(client),
+                turns=turns,
                 replies=reader,
             )
     finally:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import redis
@@ -19,9 +20,10 @@ from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
 from worker import checking, results, workspace
 from worker.contract.checks import Check, CheckOutcome
-from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, WorkspaceMode
+from worker.contract.orders import BoxOrder, CopyOrder, CopyOutcome, FinishOrder, FinishOutcome, WorkspaceMode
 from worker.disk import DiskWatch
 from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
+from worker.forking import copy_for_fork, standing_still
 from worker.making import Maker
 from worker.own_disk import OwnDisks
 from worker.places import Places
@@ -272,6 +274,14 @@ class Boxes:
         except (WorkspaceRefused, OSError) as exc:
             outcome = FinishOutcome(session=order.box.session, error=str(exc))
         return outcome.model_copy(update={"check": checked})
+
+    def copy(self, order: CopyOrder) -> CopyOutcome:
+        """Copy the session's workspace for another session; what runs in its box stands still meanwhile. Idempotent."""
+        with self._guard:
+            seat = self._seats.get(order.box.session)
+        most_bytes = self._specs.profile_of(order.box).limits().workspace_bytes
+        with seat.lock if seat is not None else nullcontext(), standing_still(seat.box if seat is not None else None):
+            return copy_for_fork(order, self._disks, most_bytes)
 
     def _checked(self, seat: Seat, order: BoxOrder, check: Check) -> CheckOutcome:
         """Return what the check says of the session's workspace, run now if it was not yet. The seat's lock is held."""

@@ -20,10 +20,12 @@ from worker.canary import CANARY_TASK
 from worker.contract.orders import (
     CALL_TASK,
     CANCEL_COMMAND,
+    COPY_TASK,
     FINISH_TASK,
     JOIN_TASK,
     PREPARE_TASK,
     CallOrder,
+    CopyOrder,
     FinishOrder,
     PrepareOrder,
     PrepareOutcome,
@@ -56,6 +58,9 @@ def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp, on_canary: Calla
         mcp.end(ended.box.session)
         return boxes.finish(ended).model_dump(mode="json")
 
+    def copy(order: dict[str, Any]) -> dict[str, Any]:
+        return boxes.copy(CopyOrder.model_validate(order)).model_dump(mode="json")
+
     def cancel(state: object, call_keys: list[str]) -> dict[str, str]:
         calls.cancel(call_keys)
         return {"ok": "cancelled"}
@@ -63,7 +68,8 @@ def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp, on_canary: Calla
     def canary() -> None:
         on_canary()
 
-    for name, body in ((CALL_TASK, call), (JOIN_TASK, join), (PREPARE_TASK, prepare), (FINISH_TASK, finish)):
+    bodies = {CALL_TASK: call, JOIN_TASK: join, PREPARE_TASK: prepare, FINISH_TASK: finish, COPY_TASK: copy}
+    for name, body in bodies.items():
         app.task(body, name=name)
     app.task(canary, name=CANARY_TASK, ignore_result=True)
     control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])(cancel)

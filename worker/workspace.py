@@ -143,7 +143,7 @@ def _copy(
         uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order)
         copier = Copier(uid, gid) if os.geteuid() == 0 else Copier()
         if not work.exists():
-            _make_copy(source_of(order, session_dir), session_dir, copier, newborn, disks, size_bytes)
+            make_copy(source_of(order, session_dir), session_dir, copier, newborn, disks, size_bytes)
         elif newborn is not None:
             raise WorkspaceRefused(f"{work} is there already; a warm box must not be given to an old session.")
     return Workspace(
@@ -177,14 +177,17 @@ def _owner_of(work: Path, order: BoxOrder) -> tuple[int, int]:
     return status.st_uid, status.st_gid
 
 
-def _make_copy(
+def make_copy(
     source: Path,
     session_dir: Path,
     copier: Copier,
     newborn: Newborn | None,
     disks: OwnDisks | None,
     size_bytes: int | None,
+    *,
+    begun_as: Path | None = None,
 ) -> None:
+    """Make the session's copy of a directory; `begun_as` is what it is compared with, where that is another one."""
     base = session_dir / "base"
     base_part = base.with_name("base.part")
     try:
@@ -201,7 +204,7 @@ def _make_copy(
             work = _take(newborn, session_dir, disks)
             copier.fill(source, work.with_name("work.part"))
         # From the copy, not from the source: what changes there meanwhile must not look like the session's work.
-        Copier(without=frozenset({".git"})).copy(work.with_name("work.part"), base_part)
+        Copier(without=frozenset({".git"})).copy(begun_as or work.with_name("work.part"), base_part)
         base_part.rename(base)
         work.with_name("work.part").rename(work)
     except (OSError, TooDeep) as error:

@@ -7,6 +7,7 @@ from fastapi import Depends, Path, Request
 from coordinator.api.auth import Asker
 from coordinator.service.entries import Entry
 from coordinator.service.sessions import Sessions
+from coordinator.service.views import SessionView
 
 
 def _sessions(request: Request) -> Sessions:
@@ -26,3 +27,9 @@ async def _named(session_id: SessionId, service: Service, asker: Asker) -> Entry
 
 Named = Annotated[Entry, Depends(_named)]
 """The session of the path, if the asker may know of it; else the answer is 404, whatever the reason."""
+
+
+async def shown(service: Sessions, entry: Entry) -> SessionView:
+    """Return what the API shows of a session."""
+    (view,) = await service.views([entry])
+    return view

@@ -1,22 +1,23 @@
 """Routes that make, find, watch and end sessions."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from coordinator.api.asked import Named, Service
+from coordinator.api.asked import Named, Service, shown
 from coordinator.api.auth import Asker
 from coordinator.api.errors import ErrorBody
 from coordinator.api.sse import stream
+from coordinator.service.entries import Entry
 from coordinator.service.facts import Status
 from coordinator.service.journal import BEGINNING, EventId
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.sessions import Filter
+from coordinator.service.sessions import Filter, Sessions
 from coordinator.service.views import SessionView
-from coordinator.service.wanted import IdempotencyKey, NewSession
+from coordinator.service.wanted import IdempotencyKey, NewFork, NewSession
 
 MAX_WAIT_S = 300.0
 MAX_PAGE = 500
@@ -59,16 +60,26 @@ async def create(
 
     The same idempotency key with the same body is the same session (200 instead of 201); with another body it is 409.
     """
-    if idempotency_key is not None:
-        if wanted.idempotency_key not in (None, idempotency_key):
-            raise Refused(Code.INVALID, "The header and the body have different idempotency keys.", "Send one.")
-        wanted = wanted.model_copy(update={"idempotency_key": idempotency_key})
-    entry, is_new = await service.create(wanted, asker)
-    response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"/v1/sessions/{entry.session_id}"
-    webhook = entry.record.webhook
-    secret = webhook.secret if webhook is not None and is_new else None
-    return Created(**service.view(entry).model_dump(), webhook_secret=secret)
+    entry, is_new = await service.create(_keyed(wanted, idempotency_key), asker)
+    return await _created(service, response, entry, is_new=is_new)
+
+
+@router.post("/{session_id}/fork", status_code=201, response_model=Created)
+async def fork(
+    entry: Named,
+    wanted: NewFork,
+    service: Service,
+    asker: Asker,
+    response: Response,
+    idempotency_key: Annotated[IdempotencyKey | None, Header()] = None,
+) -> Created:
+    """Make a session that goes on from another one's last step, in a copy of its workspace as it is now.
+
+    Answered once the copy is made: of a session that runs, between two steps, while its commands stand still. Of one
+    that has ended there must still be the private copy. A session that is forked goes on as if nothing had been.
+    """
+    made, is_new = await service.fork(entry, _keyed(wanted, idempotency_key), asker)
+    return await _created(service, response, made, is_new=is_new)
 
 
 @router.get("", response_model=Page)
@@ -87,7 +98,7 @@ async def find(
     moment = since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since
     wanted = Filter(frozenset(status) if status else None, labels, principal, moment)
     found, following = await service.page(asker, wanted, limit=limit, after=after)
-    return Page(sessions=[service.view(entry) for entry in found], next=following)
+    return Page(sessions=await service.views(found), next=following)
 
 
 @router.get("/{session_id}", response_model=SessionView)
@@ -95,7 +106,7 @@ async def show(entry: Named, service: Service, wait: Wait = 0.0) -> SessionView:
     """Show a session; with `wait`, once it has ended or the time is over."""
     if wait:
         await service.wait(entry, wait)
-    return service.view(entry)
+    return await shown(service, entry)
 
 
 @router.get(
@@ -132,7 +143,32 @@ async def events(
 async def cancel(entry: Named, service: Service) -> SessionView:
     """End a session, once each of its calls has its answer. One that has ended stays as it is."""
     await service.cancel(entry)
-    return service.view(entry)
+    return await shown(service, entry)
+
+
+_Wanted = TypeVar("_Wanted", NewSession, NewFork)
+
+
+def _keyed(wanted: _Wanted, header: str | None) -> _Wanted:
+    """Return what is wanted with the key of the header.
+
+    Raises:
+        Refused: it has another one itself.
+    """
+    if header is None:
+        return wanted
+    if wanted.idempotency_key not in (None, header):
+        raise Refused(Code.INVALID, "The header and the body have different idempotency keys.", "Send one.")
+    return wanted.model_copy(update={"idempotency_key": header})
+
+
+async def _created(service: Sessions, response: Response, entry: Entry, *, is_new: bool) -> Created:
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/v1/sessions/{entry.session_id}"
+    webhook = entry.record.webhook
+    secret = webhook.secret if webhook is not None and is_new else None
+    view = await shown(service, entry)
+    return Created(**view.model_dump(), webhook_secret=secret)
 
 
 def _label(text: str) -> tuple[str, str]:

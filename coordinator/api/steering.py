@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.api.asked import Named, Service
+from coordinator.api.asked import Named, Service, shown
 from coordinator.api.auth import Asker
 from coordinator.api.errors import ErrorBody
 from coordinator.service import approving
@@ -91,20 +91,20 @@ Name = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$", examples=["3.0"]
 async def message(entry: Named, body: Message, service: Service, asker: Asker) -> SessionView:
     """Say something to a session: one that runs hears it after its present answer, one that has ended goes on."""
     await service.say(entry, body.text, asker)
-    return service.view(entry)
+    return await shown(service, entry)
 
 
 @router.post("/finish", status_code=202, response_model=SessionView)
 async def finish(entry: Named, service: Service, body: Farewell = WITHOUT_WORDS) -> SessionView:
     """Let a session complete that waits for a message or for calls, so that its patch is made."""
-    service.finish(entry, body.text)
-    return service.view(entry)
+    await service.finish(entry, body.text)
+    return await shown(service, entry)
 
 
 @router.patch("/limits", response_model=Limits)
 async def limits(entry: Named, body: GivenLimits, service: Service) -> Limits:
     """Change limits of a session that waits or runs; those that are not named stay. Answers those it has now."""
-    return service.limit(entry, body)
+    return await service.limit(entry, body)
 
 
 @router.get("/approvals", response_model=Approvals)

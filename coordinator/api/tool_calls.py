@@ -138,7 +138,7 @@ async def post_calls(
     step with other calls is 409. What takes longer than `wait` is answered 202, and fetched below `Location`.
     """
     name = str(body.step) if body.step is not None else idempotency_key
-    caller = service.caller(entry)
+    caller = await service.caller(entry)
     step = caller.post(name, [call.at(index) for index, call in enumerate(body.tool_calls)])
     return await _answers(entry, step, wait, response)
 
@@ -146,7 +146,7 @@ async def post_calls(
 @router.get("/tool_calls/{step}", response_model=Answers, responses={202: {"model": Answers}})
 async def get_calls(entry: Named, step: StepName, service: Service, response: Response, wait: Wait = 0.0) -> Answers:
     """Fetch a step's answers: 200 with all of them, 202 while it runs."""
-    return await _answers(entry, service.caller(entry).step(step), wait, response)
+    return await _answers(entry, (await service.caller(entry)).step(step), wait, response)
 
 
 @router.post("/tool_calls/{step}/cancel", response_model=Answers, responses={202: {"model": Answers}})
@@ -154,7 +154,7 @@ async def cancel_calls(
     entry: Named, step: StepName, service: Service, response: Response, wait: Wait = DEFAULT_WAIT_S
 ) -> Answers:
     """End a step: calls that run are killed, the rest is not begun, and each has its answer. The session goes on."""
-    found = service.caller(entry).step(step)
+    found = (await service.caller(entry)).step(step)
     found.cancelled.set()
     return await _answers(entry, found, wait, response)
 

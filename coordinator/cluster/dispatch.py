@@ -18,12 +18,14 @@ from worker.contract import keys
 from worker.contract.orders import (
     CALL_TASK,
     CANCEL_COMMAND,
+    COPY_TASK,
     FINISH_TASK,
     JOIN_TASK,
     PREPARE_TASK,
     CallKey,
     CallOrder,
     Contract,
+    CopyOrder,
     FinishOrder,
     PrepareOrder,
 )
@@ -78,6 +80,10 @@ class Dispatcher:
     async def send_finish(self, order: FinishOrder, task_id: str) -> bool:
         """Ask a node to end a session's box and say what its workspace became."""
         return await self._send(self._signature(FINISH_TASK, order, order.node, task_id))
+
+    async def send_copy(self, order: CopyOrder, task_id: str) -> bool:
+        """Ask a node to copy a session's workspace for a fork."""
+        return await self._send(self._signature(COPY_TASK, order, order.node, task_id))
 
     async def cancel(self, node: str, call_keys: Sequence[CallKey]) -> bool:
         """End running calls; reaches a node in milliseconds also when all its lanes are busy.

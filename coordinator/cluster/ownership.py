@@ -14,10 +14,13 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.store import Store
 from coordinator.ending import end
+from worker.contract import keys
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+LISTEN_S = 0.2
+"""How often it is looked whether other processes want something: people wait for it."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +32,28 @@ class _Owned:
 
 
 class Ownership:
-    """One coordinator's lease and sessions. Use `async with`; runs one task of its own."""
+    """One coordinator's lease and sessions. Use `async with`; runs two tasks of its own."""
 
     def __init__(self, store: Store, coordinator: str) -> None:
         self.coordinator = coordinator
+        self.on_wishes: Callable[[str], None] = lambda session: None
+        """Called with a session of which something is wanted, see `Wishes`; it need not have been opened yet."""
         self._store = store
         self._owned: dict[str, _Owned] = {}
         self._has_lease = False
         self._must_note = False
         """The lease had lapsed: not every session has been written back since."""
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Ownership":
-        self._task = asyncio.create_task(self._renew_forever(), name="ownership")
+        self._tasks = [
+            asyncio.create_task(self._renew_forever(), name="ownership"),
+            asyncio.create_task(self._listen_forever(), name="wishes"),
+        ]
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        assert self._task is not None
-        await end(self._task)
+        await end(*self._tasks)
 
     def own(
         self,
@@ -112,9 +119,18 @@ class Ownership:
                     for session in list(self._owned):
                         await self.note(session)
                     self._must_note = False
-                for session in await self._store.take_cancels(self.coordinator):
-                    if session in self._owned:
-                        self._owned[session].on_cancel()
             except (RedisError, OSError) as exc:
                 log.info("the coordinator's lease is not renewed", extra={"error": str(exc)})
             await asyncio.sleep(EVERY_S)
+
+    async def _listen_forever(self) -> None:
+        while True:
+            try:
+                for session in await self._store.take_cancels(self.coordinator):
+                    if session.startswith(keys.LOOK):
+                        self.on_wishes(session.removeprefix(keys.LOOK))
+                    elif session in self._owned:
+                        self._owned[session].on_cancel()
+            except (RedisError, OSError) as exc:
+                log.info("nothing is heard of other processes", extra={"error": str(exc)})
+            await asyncio.sleep(LISTEN_S)

@@ -9,6 +9,8 @@ from coordinator.cluster.execute import Executor
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.placement import Placement
 from coordinator.cluster.store import Store
+from coordinator.cluster.turns import Turns
+from coordinator.cluster.wishes import Wishes
 from coordinator.session.breakers import Breakers
 from tools.registry import Registry
 
@@ -25,5 +27,7 @@ class Cluster:
     requests: Requests
     breakers: Breakers
     ownership: Ownership
+    wishes: Wishes
+    turns: Turns
     replies: ReplyReader | None = None
     """For those who watch; None where nobody does."""

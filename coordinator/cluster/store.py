@@ -315,14 +315,14 @@ class Store:
         if holders:
             await self._redis.zrem(keys.lanes(node), *holders)
 
-    async def take_errands(self, node: str, limit: int, holders: Sequence[str]) -> int:
+    async def take_errands(self, kind: str, node: str, limit: int, holders: Sequence[str]) -> int:
         """As `take_lanes`, for what is asked of a node beside calls; one that is not taken anew ends soon."""
-        return int(await self._take(keys=[keys.errands(node)], args=[limit, ERRAND_TTL_S, *holders]))
+        return int(await self._take(keys=[keys.errands(node, kind)], args=[limit, ERRAND_TTL_S, *holders]))
 
-    async def give_errands(self, node: str, holders: Sequence[str]) -> None:
+    async def give_errands(self, kind: str, node: str, holders: Sequence[str]) -> None:
         """Say that errands are over; one that is not known is passed over."""
         if holders:
-            await self._redis.zrem(keys.errands(node), *holders)
+            await self._redis.zrem(keys.errands(node, kind), *holders)
 
     async def grant(self, session: str, digest: str) -> None:
         """Leave a human's yes for one tool with these very arguments, to be used once by the worker."""

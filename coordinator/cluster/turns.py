@@ -6,13 +6,16 @@ principals take turns by their weights, and of one principal the oldest is first
 places that it does not want, and one whose principal has as many places as it may stands aside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from redis.asyncio import Redis
+from typing import TYPE_CHECKING
 
 from worker.contract import keys
 from worker.contract.orders import NodeLife
+
+if TYPE_CHECKING:
+    # Who shows a place in the line needs no Redis.
+    from redis.asyncio import Redis
 
 TICKET_TTL_S = 15
 """A ticket that nobody renews for so long is no one's."""
@@ -177,7 +180,8 @@ class Turn:
 class Turns:
     """The line as one coordinator uses it."""
 
-    def __init__(self, client: Redis, ticket_ttl_s: int = TICKET_TTL_S) -> None:
+    def __init__(self, client: "Redis", ticket_ttl_s: int = TICKET_TTL_S) -> None:
+        self._redis = client
         self._ticket_ttl_s = ticket_ttl_s
         self._take = client.register_script(TAKE_TURN)
         self._leave = client.register_script(LEAVE)
@@ -201,6 +205,25 @@ class Turns:
     async def leave(self, session: str) -> None:
         """Wait no more, and count no more as one of the principal's places. Idempotent."""
         await self._leave(keys=_LINE, args=[session, keys.LINE_OF, keys.PLACES_OF])
+
+    async def look(self, sessions: Mapping[str, str]) -> dict[str, Turn]:
+        """Return where sessions, each with its principal, stand in the line; those that wait for no place are left out.
+
+        Whoever waits asks for its turn itself; this only looks.
+        """
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hlen(keys.LINE_TICKETS)
+            for session, principal in sessions.items():
+                pipe.zrank(keys.LINE_WAITING, session)
+                pipe.zrank(f"{keys.LINE_OF}{principal}", session)
+            tickets, *ranks = await pipe.execute()
+        found = {}
+        for session, rank, of_own in zip(sessions, ranks[::2], ranks[1::2], strict=True):
+            if rank is not None:
+                found[session] = Turn(None, int(rank) + 1, int(tickets))
+            elif of_own is not None:
+                found[session] = Turn(None, int(of_own) + 1, int(tickets), is_at_ceiling=True)
+        return found
 
 
 _LINE = [keys.LINE_WAITING, keys.LINE_RENEWED, keys.LINE_TICKETS, keys.LINE_TAGS, keys.PLACE_HOLDERS]

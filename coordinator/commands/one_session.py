@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from coordinator.audit import Action
+from coordinator.cluster.hearing import Hearing
 from coordinator.cluster.parts import Cluster
+from coordinator.cluster.wishes import Told, Wish
 from coordinator.commands.acting import keep_action
 from coordinator.commands.messages import ChatSignals, Messages
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
@@ -23,6 +25,7 @@ from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always, Approver, Decided, Elsewhere, Never
 from coordinator.session.conversation import NextMessage
+from coordinator.session.copying import copied
 from coordinator.session.events import Event, EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
@@ -64,6 +67,8 @@ class Command:
     """The session's tools; None is the built-in ones and those of installed packages."""
     goes_on: Going | None = None
     """The session that goes on; None begins a new one."""
+    begins: Callable[[Cluster], Awaitable[Going]] | None = None
+    """Makes the session that goes on, once there is a cluster."""
     talk: Literal["once", "further", "chat"] = "once"
     """Whether a person says more when a turn has ended: no, if they like to, or until they leave."""
 
@@ -100,6 +105,8 @@ async def _run_on(
     approver = _approver(command.approve, timeline, cancelled, lines, settings.state_dir)
     try:
         async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
+            if command.begins is not None:
+                command = replace(command, goes_on=await command.begins(cluster))
             session = _Around(model, approver, [_shown(timeline, messages)], messages.next if messages else None)
             runner = await _runner(command, cluster, session)
             keep_action(
@@ -108,13 +115,30 @@ async def _run_on(
                 session=runner.session_id,
                 detail=str(command.request.workspace.directory),
             )
-            async with looked_after(embedded) as broken:
+            async with looked_after(embedded) as broken, _heard(runner, cluster):
                 return await _attended(runner, cancelled, signals.second, broken)
     finally:
         # What cannot be drawn any more is no reason to lose the result.
         with contextlib.suppress(OSError, ValueError):
             timeline.close()
         await model.close()
+
+
+@contextlib.asynccontextmanager
+async def _heard(runner: SessionRunner, cluster: Cluster) -> AsyncIterator[None]:
+    """Let the session's workspace be copied for forks within the block; nothing else is granted to other processes."""
+
+    def grant(session: str, wish: Wish) -> Told | Coroutine[Any, Any, Told]:
+        if wish.kind == "copy" and session == runner.session_id:
+            return copied(runner.copies, wish)
+        return Told(refusal="CONFLICT", message="It is run by a command, which listens to its terminal.")
+
+    hearing = Hearing(cluster.wishes, grant)
+    cluster.ownership.on_wishes = hearing.look
+    try:
+        yield
+    finally:
+        await hearing.close()
 
 
 @dataclass(frozen=True)

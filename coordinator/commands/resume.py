@@ -50,7 +50,7 @@ def resume(
     on_terminal = is_terminal(sys.stdin, sys.stderr)
     command = Command(
         request,
-        _endpoint(found, model or settings.model),
+        endpoint_of(found, model or settings.model),
         (approve or (Approve.ASK if on_terminal else Approve.NEVER)).value,
         is_live=not json,
         tools=own_tools([*settings.tool_paths, *request.tool_paths]),
@@ -60,7 +60,7 @@ def resume(
     finish(run_command(command, settings), as_json=json)
 
 
-def _endpoint(found: Resumable, model: str | None) -> ModelSettings:
+def endpoint_of(found: Resumable, model: str | None) -> ModelSettings:
     """Return how the model is asked: as before, with this process's key and, where it names one, its address."""
     kept = found.saved.to_model(os.environ.get("OPENAI_API_KEY") or None)
     kept = replace(kept, base_url=os.environ.get("OPENAI_BASE_URL") or kept.base_url, model=model or kept.model)

@@ -33,6 +33,7 @@ from coordinator.session.session_events import (
     LimitsChanged,
     Notice,
     SessionEnded,
+    SessionForked,
     SessionPlaced,
     SessionResumed,
     SessionStarted,
@@ -95,6 +96,8 @@ class Timeline:
             case SessionResumed():
                 self._started_s = self._clock()
                 self._show.lines(wording.resumed(event))
+            case SessionForked():
+                self._show.lines(wording.forked(event))
             case SessionPlaced() | ToolsShown() | ReplyTaken():
                 pass  # for readers of the transcript
             case UserMessage():

@@ -12,6 +12,7 @@ from coordinator.session.session_events import (
     LimitsChanged,
     Notice,
     SessionEnded,
+    SessionForked,
     SessionResumed,
     SessionStarted,
     TurnEnded,
@@ -70,6 +71,11 @@ def limits_changed(event: LimitsChanged) -> Line:
 def resumed(event: SessionResumed) -> list[Line]:
     """Who goes on with what."""
     return [Line(f"session {event.session_id} goes on (part {event.generation}, {event.by})", "bold")]
+
+
+def forked(event: SessionForked) -> list[Line]:
+    """Where the fork's own part begins."""
+    return [Line(f"— up to here session {visible(event.session_id)}, to the end of its step {event.at_step} —", "bold")]
 
 
 def user_message(event: UserMessage) -> list[Line]:

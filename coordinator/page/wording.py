@@ -9,6 +9,7 @@ from coordinator.session.session_events import (
     LimitsChanged,
     Notice,
     SessionEnded,
+    SessionForked,
     SessionPlaced,
     SessionResumed,
     TurnEnded,
@@ -26,6 +27,8 @@ def note(event: Event) -> tuple[str, str] | None:
             return "warning", f"the model gave no reply: {event.text}{again}"
         case SessionPlaced():
             return "info", f"box on {event.node}"
+        case SessionForked():
+            return "info", f"a fork from here on: before it is session {event.session_id}, up to step {event.at_step}"
         case SessionResumed():
             return "info", f"goes on (part {event.generation}, {event.by})"
         case BoxReplaced():

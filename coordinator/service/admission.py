@@ -9,7 +9,7 @@ from coordinator.errors import ConfigError
 from coordinator.service.archives import Archives
 from coordinator.service.principals import Allowance, Principal
 from coordinator.service.refusals import Code, Refused
-from coordinator.service.wanted import NewSession
+from coordinator.service.wanted import NewSession, Webhook
 from coordinator.session.box_options import BoxOptions, read_env, read_hosts
 from coordinator.session.ceilings import Wants, within
 from coordinator.session.limits import Limits
@@ -67,7 +67,7 @@ class Admission:
         """
         allowance = principal.allowance
         _refuse_unless(allowance.setup or not wanted.setup, principal, "setup commands")
-        _refuse_unless(allowance.webhooks or wanted.webhook is None, principal, "webhooks")
+        self.admit_webhook(wanted.webhook, principal)
         _refuse_unless(allowance.bind or not wanted.bind, principal, "bind: a session works on a copy")
         _refuse_unless_in(wanted.allow_hosts, allowance.allow_hosts, principal, "allow_hosts")
         _refuse_unless_in(
@@ -75,13 +75,29 @@ class Admission:
         )
         if wanted.repo is not None and allowance.repos is not None:
             _refuse_unless(wanted.repo.startswith(allowance.repos), principal, "this repo")
-        if allowance.models is not None:
-            model = wanted.model or self.settings.model or "the server's default model"
-            _refuse_unless_in((model,) if wanted.loop == "model" else (), allowance.models, principal, "model")
+        if wanted.loop == "model":
+            self.admit_model(wanted.model, principal)
         try:
             return self._request(wanted, principal)
         except ConfigError as exc:
             raise Refused(_code(exc, principal), str(exc)) from exc
+
+    def admit_model(self, name: str | None, principal: Principal) -> None:
+        """Return if a principal may use a model; None is the server's.
+
+        Raises:
+            Refused: it may not.
+        """
+        model = name or self.settings.model or "the server's default model"
+        _refuse_unless_in((model,), principal.allowance.models, principal, "model")
+
+    def admit_webhook(self, webhook: Webhook | None, principal: Principal) -> None:
+        """Return if a principal may have somebody told.
+
+        Raises:
+            Refused: it may not.
+        """
+        _refuse_unless(principal.allowance.webhooks or webhook is None, principal, "webhooks")
 
     def _request(self, wanted: NewSession, principal: Principal) -> SessionRequest:
         barred = sorted(name for name in wanted.parameters.headers if name.lower() in OWN_HEADERS)
@@ -120,6 +136,7 @@ class Admission:
             has_project_notes=wanted.project_notes and not isinstance(source, EmptySource),
             context_tokens=wanted.context_tokens,
             source=source,
+            keep=wanted.keep,
         )
 
     def _known(self, names: frozenset[str] | None) -> frozenset[str] | None:

@@ -59,7 +59,8 @@ class Entry:
         """It was asked for over the API, and no process has begun it."""
         if self.record.wanted is None or self.is_ours or self.facts.state != "queued":
             return False
-        return not segments(self.directory)
+        # A fork has its beginning before anybody begins it.
+        return bool(segments(self.directory)) == (self.record.forked_from is not None)
 
     def __call__(self, event: Event) -> None:
         """Take in what has just been kept."""
@@ -99,6 +100,9 @@ class Entry:
                 while lines := journal.read():
                     for line in lines:
                         _take(self.facts, line)
+                wanted = self.record.wanted
+                if self.facts.is_between_turns and wanted is not None and wanted.stay_open:
+                    self.facts.state = self.facts.state if self.facts.has_ended else "idle"
             except OSError as exc:
                 log.warning("a transcript cannot be read", extra={"session_id": self.session_id, "error": str(exc)})
 

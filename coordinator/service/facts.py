@@ -9,9 +9,12 @@ from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, Cal
 from coordinator.session.events import Event
 from coordinator.session.limits import Limits
 from coordinator.session.session_events import (
+    BoxReplaced,
     LimitsChanged,
     Notice,
     SessionEnded,
+    SessionForked,
+    SessionPlaced,
     SessionResumed,
     SessionStarted,
     TurnEnded,
@@ -44,6 +47,11 @@ class Facts:
     stop_reason: str = ""
     last_error: str | None = None
     patch_path: str | None = None
+    forked_from: str | None = None
+    has_place: bool = False
+    """Its box stands, or stood last, on a node."""
+    is_between_turns: bool = False
+    """The model has answered, and nothing was said since."""
     waiting: set[tuple[int, int]] = field(default_factory=set)
     """Calls, by step and index, about which a human is asked."""
 
@@ -70,14 +78,19 @@ class Facts:
                 self.started_at = self.started_at or moment
                 self.model, self.image, self.policy = event.model, event.image, event.policy
                 self.workspace_mode, self.limits = event.workspace_mode, event.limits
+                self.forked_from = event.forked_from or None
+            case SessionForked():
+                self._fork()
             case SessionResumed():
                 self.state, self.ended_at, self.stop_reason = "running", None, ""
+                self.started_at = self.started_at or moment
+                self.has_place = self.is_between_turns = False
             case LimitsChanged():
                 self.limits = event.limits
             case StepStarted():
-                self.state, self.step = "running", event.step
+                self.state, self.step, self.is_between_turns = "running", event.step, False
             case TurnEnded():
-                self.text = event.text or self.text
+                self.text, self.is_between_turns = event.text or self.text, True
             case ModelReplied():
                 self.usage = self.usage.plus(event.usage)
                 self.text = event.text or self.text
@@ -97,8 +110,19 @@ class Facts:
                 self.waiting.add((event.step, event.index))
             case ApprovalAnswered():
                 self.waiting.discard((event.step, event.index))
+            case SessionPlaced():
+                self.has_place = True
+            case BoxReplaced():
+                self.has_place = False
             case Notice(level="warning" | "error"):
                 self.last_error = event.text
+
+    def _fork(self) -> None:
+        """Begin anew: what came before was another session's."""
+        self.state, self.started_at, self.text, self.last_error = "queued", None, "", None
+        self.calls, self.usage = 0, Usage()
+        self.has_place = self.is_between_turns = False
+        self.waiting.clear()
 
     def _end(self, event: SessionEnded, moment: str) -> None:
         self.state, self.ended_at = event.status, moment

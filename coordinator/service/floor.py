@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from coordinator.cluster.hearing import Hearing
 from coordinator.cluster.parts import Cluster
 from coordinator.ending import end
 from coordinator.endpoint.limiter import EndpointLimiter
@@ -13,10 +14,12 @@ from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
 from coordinator.service.entries import Entry, Index
+from coordinator.service.granting import grant
 from coordinator.service.held import Held, Shared
 from coordinator.service.line import Line
 from coordinator.service.models import Models
 from coordinator.service.principals import Principal
+from coordinator.service.records import write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.tokens import Tokens
 from coordinator.service.wanted import NewSession
@@ -66,15 +69,20 @@ class Floor:
         self._shared = Shared(cluster, hidden, self.watchers)
         self._on_end = on_end
         self._held: dict[str, Held] = {}
+        self._hearing = Hearing(
+            cluster.wishes, lambda session, wish: grant(session, wish, self.held(session), self.cancel)
+        )
         self._takeover = TakeoverWatch(cluster, self._adopt, lambda: 0 if self.is_draining else self.line.room)
 
     async def __aenter__(self) -> "Floor":
+        self._cluster.ownership.on_wishes = self._hearing.look
         await self._takeover.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.is_draining = True
         await self._takeover.__aexit__()
+        await self._hearing.close()
         for held in list(self._held.values()):
             held.leave()
         await end(*self._tasks)
@@ -116,6 +124,11 @@ class Floor:
         wanted = entry.record.wanted
         assert wanted is not None
         try:
+            entry.record = entry.record.model_copy(update={"coordinator": self._cluster.ownership.coordinator})
+            await asyncio.to_thread(write_record, entry.directory, entry.record)
+            if entry.record.forked_from is not None:
+                await self.go_on(entry, wanted.prompt)
+                return
             principal = self._principal(entry.record.principal)
             request = await asyncio.to_thread(self._admission.admit, wanted, principal)
             await self.begin(entry, wanted, request, principal)
@@ -132,6 +145,8 @@ class Floor:
         held = self._continued(entry, found)
         check(found, held.request, message=text)
         held.messages.append(text)
+        # What was wanted of it before it ended came too late.
+        await self._cluster.wishes.drop(entry.session_id)
         entry.is_ours = True
         self._hold(held)
 
@@ -184,6 +199,8 @@ class Floor:
 
     def _start(self, held: Held) -> None:
         held.task = asyncio.create_task(self._run(held), name=f"session {held.entry.session_id}")
+        # What was wanted of it while nobody had it.
+        self._hearing.look(held.entry.session_id)
 
     async def _run(self, held: Held) -> None:
         entry = held.entry

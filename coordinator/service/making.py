@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from coordinator.cluster.parts import Cluster
@@ -31,6 +32,7 @@ class Maker:
     def __init__(self, cluster: Cluster, admission: Admission, index: Index, floor: Floor) -> None:
         self.quotas = Quotas(floor.line, time.monotonic)
         self._state_dir = cluster.state_dir
+        self._coordinator = cluster.ownership.coordinator
         self._admission = admission
         self._index = index
         self._floor = floor
@@ -44,32 +46,55 @@ class Maker:
         """
         self._floor.demand_open()
         request = await asyncio.to_thread(self._admission.admit, wanted, principal)
-        key = wanted.idempotency_key
+
+        async def make(session_id: str) -> Entry:
+            return await self._make(session_id, wanted, request, principal)
+
+        return await self.once(wanted.idempotency_key, principal, wanted.digest, make)
+
+    async def once(
+        self,
+        key: str | None,
+        principal: Principal,
+        digest: Callable[[str], str],
+        make: Callable[[str], Awaitable[Entry]],
+    ) -> tuple[Entry, bool]:
+        """Return what `make` makes under a new id, or what it made before under this key; and whether it is new.
+
+        Args:
+            key: The idempotency key; None for none.
+            principal: Whose key it is.
+            digest: Takes a salt and tells what is wanted from other things.
+            make: Makes it under an id.
+
+        Raises:
+            Refused: the key stands for another one, or `make` refuses.
+        """
         if key is None:
-            return await self._make(new_session_id(), wanted, request, principal), True
+            return await make(new_session_id()), True
         # Two requests with one key that come at once: the second waits for what the first makes.
         lock = self._making.setdefault((principal.name, key), asyncio.Lock())
         try:
             async with lock:
-                return await self._make_once(key, wanted, request, principal)
+                return await self._make_once(key, principal, digest, make)
         finally:
             if not lock.locked():
                 self._making.pop((principal.name, key), None)
 
     async def _make_once(
-        self, key: str, wanted: NewSession, request: SessionRequest, principal: Principal
+        self, key: str, principal: Principal, digest: Callable[[str], str], make: Callable[[str], Awaitable[Entry]]
     ) -> tuple[Entry, bool]:
         salt, state_dir = secrets.token_hex(8), self._state_dir
-        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=wanted.digest(salt))
+        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=digest(salt))
         keyed = await on_volume(claim_key, state_dir, principal.name, key, ours)
-        if keyed.digest != wanted.digest(keyed.salt):
+        if keyed.digest != digest(keyed.salt):
             words = f"The idempotency key {key!r} stands for session {keyed.session_id}, which was asked for otherwise."
             raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
         known = await asyncio.to_thread(self._index.get, keyed.session_id)
         if known is not None:
             return known, False
         try:
-            return await self._make(keyed.session_id, wanted, request, principal), True
+            return await make(keyed.session_id), True
         except Refused:
             # Nothing was made: the key must not stand in the way of the next try.
             await on_volume(release_key, state_dir, principal.name, key)
@@ -86,7 +111,8 @@ class Maker:
             labels=wanted.labels,
             loop=wanted.loop,
             wanted=wanted.model_copy(update={"webhook": None}),
-            webhook=_signed(wanted.webhook),
+            webhook=signed(wanted.webhook),
+            coordinator=self._coordinator,
         )
         entry = Entry(record, self._state_dir / "sessions" / session_id, is_ours=True)
         await on_volume(_keep, entry)
@@ -95,7 +121,7 @@ class Maker:
         return entry
 
 
-def _signed(webhook: Webhook | None) -> Webhook | None:
+def signed(webhook: Webhook | None) -> Webhook | None:
     """Return the webhook with a secret, made where none was given."""
     if webhook is None or webhook.secret is not None:
         return webhook

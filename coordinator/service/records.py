@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from coordinator.errors import TranscriptError
 from coordinator.service.wanted import NewSession, Webhook
-from coordinator.session.request import LOCAL
+from coordinator.session.principal import LOCAL
 
 RECORD = "record.json"
 """In the session's directory, for its owner only."""
@@ -38,8 +38,10 @@ class SessionRecord(BaseModel):
     """The request, for going on with it; None for a session of a command line."""
     webhook: Webhook | None = None
     """With its secret."""
-    parent: str | None = None
+    forked_from: str | None = None
     """The session that it is a fork of."""
+    coordinator: str = ""
+    """In whose line it waited first."""
 
     def without_secrets(self) -> Self:
         """Return the record without the values of variables."""

@@ -5,7 +5,8 @@ The volume is the store of record: what is kept here can be made anew from it.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +15,16 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
+from coordinator.cluster.turns import Turn
+from coordinator.cluster.wishes import Wish
 from coordinator.errors import ConfigError, SandhogError
 from coordinator.service.admission import Admission, below_root
+from coordinator.service.afar import Afar
 from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import Status
 from coordinator.service.floor import Floor
 from coordinator.service.following import follow, wait_for
+from coordinator.service.forks import Forks
 from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
 from coordinator.service.kept import copy_dir
@@ -31,7 +36,7 @@ from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
 from coordinator.service.views import SessionView, view_of
 from coordinator.service.volume import on_volume
-from coordinator.service.wanted import NewSession
+from coordinator.service.wanted import NewFork, NewSession
 from coordinator.service.webhooks import Webhooks
 from coordinator.session.ceilings import usable_tools
 from coordinator.session.limits import Limits
@@ -41,6 +46,8 @@ from coordinator.session.subagents import without_tasks
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
+LINE_S = 1.0
+"""How long Redis is asked where sessions stand in the cluster's line."""
 RESCAN_S = 2.0
 """A list of sessions is at most so old in what other processes made."""
 
@@ -99,6 +106,8 @@ class Sessions:
             on_end=webhooks.tell,
         )
         self._maker = Maker(cluster, admission, self.index, self._floor)
+        self._afar = Afar(cluster)
+        self._forks = Forks(cluster, admission, self._floor, self._maker, self._afar)
         self._scanned_at = float("-inf")
         self._is_closing = False
 
@@ -134,6 +143,10 @@ class Sessions:
             Refused: it may not be had, or its idempotency key stands for another one.
         """
         return await self._maker.create(wanted, principal)
+
+    async def fork(self, parent: Entry, wanted: NewFork, principal: Principal) -> tuple[Entry, bool]:
+        """Return a fork of a session, see `Forks`."""
+        return await self._forks.fork(parent, wanted, principal)
 
     async def get(self, session_id: str, principal: Principal) -> Entry:
         """Return a session that the principal may know of.
@@ -173,13 +186,13 @@ class Sessions:
         """End a session once each of its calls has its answer; one that has ended stays as it is.
 
         Raises:
-            Refused: another process runs it.
+            Refused: nobody runs it now.
         """
         held = self._floor.held(entry.session_id)
         if held is not None:
             self._floor.cancel(held)
         elif not entry.facts.has_ended:
-            raise _elsewhere(entry)
+            await self._afar.ask(entry, Wish(kind="cancel"))
 
     async def say(self, entry: Entry, text: str, principal: Principal) -> None:
         """Hand a person's message to a session: to one that runs behind what it does, to one that has ended anew.
@@ -191,16 +204,18 @@ class Sessions:
         if held is not None:
             held.say(text)
             return
-        self._floor.demand_open()
         if not entry.facts.has_ended:
-            raise _elsewhere(entry)
+            self._demand_model(entry)
+            await self._afar.ask(entry, Wish(kind="message", text=text))
+            return
+        self._floor.demand_open()
         self._maker.quotas.demand_room(principal, is_new=False)
         try:
             await self._floor.go_on(entry, text)
         except SandhogError as exc:
             raise exc if isinstance(exc, Refused) else Refused(Code.CONFLICT, str(exc)) from exc
 
-    def limit(self, entry: Entry, given: Limits) -> Limits:
+    async def limit(self, entry: Entry, given: Limits) -> Limits:
         """Put limits in place of those of a session that waits or runs; return what it has now.
 
         Args:
@@ -208,19 +223,24 @@ class Sessions:
             given: Those fields that were set count.
 
         Raises:
-            Refused: it does not run here, or they cannot be kept.
+            Refused: it has ended, or they cannot be kept.
         """
         held = self._floor.held(entry.session_id)
-        if held is None:
-            raise _over(entry) if entry.facts.has_ended else _elsewhere(entry)
         said = {name: getattr(given, name) for name in given.model_fields_set}
+        if held is None:
+            if entry.facts.has_ended:
+                raise _over(entry)
+            told = await self._afar.ask(entry, Wish(kind="limits", limits=said))
+            # Where its owner has not answered yet: what they will be.
+            kept = entry.facts.limits or (entry.record.wanted.limits if entry.record.wanted else Limits())
+            return Limits.model_validate(told.result) if told is not None else kept.model_copy(update=said)
         try:
             held.limit(held.limits.model_copy(update=said))
         except ConfigError as exc:
             raise Refused(Code.INVALID, str(exc)) from exc
         return held.limits
 
-    def caller(self, entry: Entry) -> Caller:
+    async def caller(self, entry: Entry) -> Caller:
         """Return whoever posts a session's calls; also of one that has ended here not long ago.
 
         Raises:
@@ -234,7 +254,7 @@ class Sessions:
             return held.caller
         if entry.facts.has_ended:
             raise Refused(Code.CONFLICT, f"Session {entry.session_id} has ended: it takes no calls any more.")
-        raise _elsewhere(entry)
+        raise await self._afar.elsewhere(entry)
 
     def workspace(self, entry: Entry) -> Path:
         """Return where a session's workspace lies, if it is there."""
@@ -251,21 +271,23 @@ class Sessions:
         usable = usable_tools(self.cluster.registry, names, is_read_only=read_only)
         return (without_tasks(usable) if entry.record.loop == "none" else usable).function_schemas()
 
-    def finish(self, entry: Entry, text: str) -> None:
+    async def finish(self, entry: Entry, text: str) -> None:
         """Let a session complete that waits for a message or for calls.
 
         Raises:
-            Refused: it does not run here, or a step is under way.
+            Refused: a step is under way.
         """
         held = self._floor.held(entry.session_id)
         if held is not None:
             held.finish(text)
         elif not entry.facts.has_ended:
-            raise _elsewhere(entry)
+            await self._afar.ask(entry, Wish(kind="finish", text=text))
 
-    def events(self, entry: Entry, after: EventId) -> "AsyncIterator[EventLine | TextDelta | None]":
+    def events(
+        self, entry: Entry, after: EventId, directory: Path | None = None
+    ) -> "AsyncIterator[EventLine | TextDelta | None]":
         """Yield a session's events, see `follow`; it ends when the session has, or this process is about to."""
-        return follow(entry, after, lambda: self._is_over(entry))
+        return follow(entry, after, lambda: self._is_over(entry), directory)
 
     async def wait(self, entry: Entry, within_s: float) -> bool:
         """Return once a session has ended or waits for a message, or the time is over; whether it has."""
@@ -277,13 +299,31 @@ class Sessions:
             return False
         return not await on_volume(Journal(entry.directory, after).read)
 
-    def view(self, entry: Entry) -> SessionView:
-        """Return what is shown of a session."""
-        return view_of(entry, self._floor.line.position(entry.session_id))
+    def view(self, entry: Entry, turn: Turn | None = None) -> SessionView:
+        """Return what is shown of a session; `turn` is its place in the cluster's line."""
+        return view_of(entry, self._floor.line.position(entry.session_id), turn)
+
+    async def views(self, entries: Sequence[Entry]) -> list[SessionView]:
+        """Return what is shown of sessions, with their places in the cluster's line as far as Redis tells them soon."""
+        waiting = {
+            entry.session_id: entry.record.principal
+            for entry in entries
+            if entry.facts.state == "running" and not entry.facts.has_place
+        }
+        turns: dict[str, Turn] = {}
+        if waiting:
+            with suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(LINE_S):
+                    turns = await self.cluster.turns.look(waiting)
+        return [self.view(entry, turns.get(entry.session_id)) for entry in entries]
 
     def load_of(self, principal: str) -> tuple[int, int]:
         """Return how many of a principal's sessions run and wait here."""
         return self._floor.line.running(principal), self._floor.line.waiting(principal)
+
+    def _demand_model(self, entry: Entry) -> None:
+        if entry.record.loop == "none":
+            raise Refused(Code.CONFLICT, "A session without a model takes no messages.", "POST …/tool_calls.")
 
     def _is_over(self, entry: Entry) -> bool:
         return self._is_closing or (entry.facts.has_ended and self._floor.held(entry.session_id) is None)
@@ -303,12 +343,6 @@ class Sessions:
     async def drain(self, grace_s: float) -> int:
         """Begin no session any more and wait for those that run; return how many still do after the time."""
         return await self._floor.drain(grace_s)
-
-
-def _elsewhere(entry: Entry) -> Refused:
-    words = f"Session {entry.session_id} is not run by this process."
-    fix = "Ask the one that runs it, or again in a moment: one whose server has died goes on here."
-    return Refused(Code.UNAVAILABLE, words, fix, retry_after_s=3)
 
 
 def _over(entry: Entry) -> Refused:

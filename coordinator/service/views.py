@@ -1,10 +1,12 @@
 """A session as the API shows it: facts → **views** → HTTP, client, webhook."""
 
 from datetime import datetime
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.config import JsonDict
 
+from coordinator.cluster.turns import Turn
 from coordinator.endpoint.reply import Usage
 from coordinator.service.entries import Entry
 from coordinator.service.facts import Status
@@ -20,6 +22,7 @@ EXAMPLE: JsonDict = {
     "started_at": "2030-01-31T12:00:01.250Z",
     "ended_at": "2030-01-31T12:04:10.007Z",
     "position": None,
+    "queue": None,
     "model": "gpt-5.5",
     "image": "sandhog-box:latest",
     "policy": "boxed",
@@ -48,7 +51,28 @@ EXAMPLE: JsonDict = {
     "last_error": None,
     "approvals": 0,
     "has_patch": True,
+    "forked_from": None,
 }
+
+
+class QueueView(BaseModel):
+    """Where a session stands that waits."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    line: Literal["server", "cluster"]
+    """server: for its turn in this process, among your own; cluster: for a place on a node, among all that wait."""
+    place_in_line: int
+    """From 1."""
+    ahead: int
+    """How many come before it."""
+    is_at_quota: bool = False
+    """You have as many places as you may: it waits for one of your own sessions, and stands among these."""
+
+    @classmethod
+    def of_turn(cls, turn: Turn) -> Self:
+        """Return a place in the cluster's line."""
+        return cls(line="cluster", place_in_line=turn.position, ahead=turn.position - 1, is_at_quota=turn.is_at_ceiling)
 
 
 class SessionView(BaseModel):
@@ -71,6 +95,10 @@ class SessionView(BaseModel):
     ended_at: datetime | None
     position: int | None = None
     """Place among your waiting sessions, from 1; null unless it waits in this process."""
+    queue: QueueView | None = None
+    """Where it stands while it waits for its turn or for a place on a node; null while it waits for neither."""
+    forked_from: str | None = None
+    """The session that it is a fork of."""
     model: str
     image: str
     policy: str
@@ -97,10 +125,19 @@ class SessionView(BaseModel):
     has_patch: bool
 
 
-def view_of(entry: Entry, position: int | None = None) -> SessionView:
-    """Return what is shown of a session."""
+def view_of(entry: Entry, position: int | None = None, turn: Turn | None = None) -> SessionView:
+    """Return what is shown of a session.
+
+    Args:
+        entry: The session.
+        position: Its place in this process's line.
+        turn: Its place in the cluster's line.
+    """
     record, facts = entry.record, entry.facts
     wanted = record.wanted
+    queue = QueueView.of_turn(turn) if turn is not None else None
+    if position is not None:
+        queue = QueueView(line="server", place_in_line=position, ahead=position - 1)
     return SessionView(
         session_id=record.session_id,
         status=facts.status,
@@ -111,6 +148,8 @@ def view_of(entry: Entry, position: int | None = None) -> SessionView:
         started_at=_moment(facts.started_at),
         ended_at=_moment(facts.ended_at),
         position=position,
+        queue=queue,
+        forked_from=record.forked_from or facts.forked_from,
         model=facts.model,
         image=facts.image,
         policy=facts.policy,

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
+from coordinator.session.keeping import Keep
 from coordinator.session.limits import Limits
 from worker.contract.orders import Policy
 
@@ -41,6 +42,14 @@ class Body(BaseModel):
     """Base of all bodies."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def digest(self, salt: str) -> str:
+        """Return what tells this body from another one; says nothing about it without trying."""
+        fields: dict[str, Any] = self.model_dump(mode="json", exclude={"idempotency_key"}, exclude_defaults=True)
+        if "tools" in fields and fields["tools"] is not None:
+            fields["tools"] = sorted(fields["tools"])
+        canonical = json.dumps([salt, fields], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 class Webhook(Body):
@@ -124,6 +133,9 @@ class NewSession(Body):
     """The model is given what the workspace's AGENTS.md says, if there is one."""
     stay_open: bool = False
     """Once the model has answered, wait for your next message, until you finish or cancel the session."""
+    keep: Keep = "unfinished"
+    """Whether the private copy is left at the end, for going on with it and for forks: always, never, or where the
+    session did not complete."""
     labels: Labels = {}
     """Your own names for it; `GET /v1/sessions?label=key=value` finds it by them."""
     env: Annotated[dict[EnvName, Text | None], Field(max_length=100)] = {}
@@ -153,10 +165,36 @@ class NewSession(Body):
             raise ValueError("ref and credential need a repo")
         return self
 
-    def digest(self, salt: str) -> str:
-        """Return what tells this body from another one; says nothing about it without trying."""
-        fields: dict[str, Any] = self.model_dump(mode="json", exclude={"idempotency_key"}, exclude_defaults=True)
-        if "tools" in fields and fields["tools"] is not None:
-            fields["tools"] = sorted(fields["tools"])
-        canonical = json.dumps([salt, fields], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()
+
+class NewFork(Body):
+    """A session that goes on from another one's step, in a copy of its workspace."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"prompt": "Try it with the standard library alone.", "labels": {"attempt": "b"}},
+                {"prompt": "Now fix the test instead.", "at_step": 7, "model": "small-one", "limits": {"steps": 20}},
+            ]
+        }
+    )
+
+    prompt: Annotated[Text, Field(min_length=1, max_length=MAX_PROMPT_CHARS, pattern=r"\S")]
+    """What you say to the fork."""
+    at_step: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """The last step that it knows; only the last one that made calls, or a later one. null: the last one."""
+    model: Name | None = None
+    """null: the session's."""
+    parameters: ModelParameters | None = None
+    """How the model is asked; null: as the session's was."""
+    limits: Limits | None = None
+    """What the fork may use; null: as much as the session might. What the session used is not counted."""
+    labels: Labels = {}
+    approve: Literal["wait", "never"] | None = None
+    """null: as in the session."""
+    stay_open: bool = False
+    """Once the model has answered, wait for your next message, until you finish or cancel the fork."""
+    keep: Keep = "unfinished"
+    """As in `POST /v1/sessions`."""
+    webhook: Webhook | None = None
+    idempotency_key: IdempotencyKey | None = None
+    """The same key with the same body is the same fork, however often it is sent. Also as a header."""

@@ -37,6 +37,12 @@ FRESH_BOX = (
     "/workspace, and the spilled output in /spill. Lost: running processes and background commands, installed packages "
     "and every other change outside of /workspace, /tmp, and the working directory, which is /workspace again."
 )
+FORKED = (
+    "This conversation goes on here in a fork: in a fresh sandbox, on a copy of the workspace as it was. Kept: all "
+    "files below /workspace, and the spilled output in /spill. Files must be read again before they are changed. Lost: "
+    "running processes and background commands, installed packages and every other change outside of /workspace, /tmp, "
+    "and the working directory, which is /workspace again."
+)
 GO_ON = "The session goes on. Continue with the task."
 
 
@@ -61,6 +67,7 @@ class Continued:
     def words(self, seat: Seat | None) -> str:
         """Return what is said to the model before it is asked again; "" for nothing."""
         note = FRESH_BOX if seat is not None and self.is_fresh(seat) else ""
+        note = FORKED if self.rebuilt.is_new_fork else note
         said = self.message
         if not said and self.rebuilt.history.is_answered:
             said = GO_ON

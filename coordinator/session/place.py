@@ -87,6 +87,8 @@ class SessionPlace:
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._node: NodeLife | None = None
+        self._is_seated = False
+        """Its box stood at least once: its workspace is there."""
         self.wants_notes = not self._is_open and request.may_have_project_notes
         self.notes: ProjectNotes | None = None
         """What the workspace has for agents; None until the box stands."""
@@ -96,20 +98,7 @@ class SessionPlace:
     @property
     def box(self) -> BoxOrder:
         """The order for its box."""
-        request = self._request
-        return BoxOrder(
-            session=self._session,
-            generation=self._generation,
-            session_dir=str(self._session_dir),
-            image=request.image,
-            workspace=str(request.workspace.directory),
-            workspace_mode=request.workspace.mode,
-            as_root=request.workspace.as_root,
-            profile=request.profile,
-            principal=request.principal,
-            extras=request.box.extras,
-            source=request.source,
-        )
+        return box_order(self._request, self._session, self._session_dir, self._generation)
 
     async def take(self) -> Seat:
         """Return the session's seat with its box standing.
@@ -166,6 +155,7 @@ class SessionPlace:
                 # The node was lost while it made the box ready.
                 self._home = node.node
         self._has_stood = True
+        self._is_seated = True
         self.notes = prepared.notes
         self.mcp = prepared.mcp
         run_id = await self._ask(self._cluster.store.run_id)
@@ -200,6 +190,17 @@ class SessionPlace:
             return False
         self.mcp = prepared.mcp or self.mcp
         return True
+
+    async def copy_to(self, target: str) -> None:
+        """Copy the workspace as it is now for a fork; nothing of the session runs in it meanwhile.
+
+        Raises:
+            NoBox: it cannot be copied, or is not there yet.
+        """
+        if self._node is None or not self._is_seated:
+            raise NoBox(f"Session {self._session} has no workspace yet: its box does not stand. Ask again in a moment.")
+        target_dir = self._session_dir.with_name(target)
+        await self._cluster.placement.copy(self.box, self._node, target, target_dir)
 
     async def leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
         """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy.
@@ -342,3 +343,20 @@ class SessionPlace:
             return await patiently(ask, asyncio.Event(), SEAT_REDIS_S)
         except RedisLost as exc:
             raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc
+
+
+def box_order(request: SessionRequest, session: str, session_dir: Path, generation: int) -> BoxOrder:
+    """Return the order for a session's box."""
+    return BoxOrder(
+        session=session,
+        generation=generation,
+        session_dir=str(session_dir),
+        image=request.image,
+        workspace=str(request.workspace.directory),
+        workspace_mode=request.workspace.mode,
+        as_root=request.workspace.as_root,
+        profile=request.profile,
+        principal=request.principal,
+        extras=request.box.extras,
+        source=request.source,
+    )

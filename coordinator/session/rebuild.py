@@ -19,6 +19,7 @@ from coordinator.session.session_events import (
     ChildStarted,
     LimitsChanged,
     SessionEnded,
+    SessionForked,
     SessionPlaced,
     SessionResumed,
     SessionStarted,
@@ -96,6 +97,8 @@ class Rebuilt:
     """How its last owner ended it; None where it did not come to that."""
     turn: TurnEnded | None = None
     """The last turn's end, where nothing followed it."""
+    is_new_fork: bool = False
+    """It is a fork, and nothing happened in it yet."""
     elapsed_s: float = 0.0
     """Time that its owners spent on it, from their segments' first to last events."""
 
@@ -162,7 +165,9 @@ class _Builder:
                 state.history = History(event.system)
                 state.history.add_user(event.prompt, "user")
             case SessionResumed():
-                self._generation, state.ended = event.generation, None
+                self._generation, state.ended, state.is_new_fork = event.generation, None, False
+            case SessionForked():
+                self._fork()
             case SessionPlaced():
                 state.placed = event
             case ToolsShown():
@@ -175,6 +180,15 @@ class _Builder:
                 state.turn = event
             case SessionEnded():
                 state.ended = event
+
+    def _fork(self) -> None:
+        """Keep the conversation, and count anew what the session uses: what was used before is not the fork's."""
+        state = self.state
+        state.is_new_fork, state.calls, state.limits, state.turn = True, 0, None, None
+        state.usages.clear()
+        state.children.clear()
+        # A yes for the whole session was one for that session.
+        state.lasting.clear()
 
     def _conversation(self, event: _Talk) -> None:
         state = self.state
@@ -244,6 +258,9 @@ class _Builder:
 def _elapsed_s(entries: Sequence[Entry]) -> float:
     total_s, first, last = 0.0, None, None
     for entry in entries:
+        if isinstance(entry.event, SessionForked):
+            total_s, first, last = 0.0, None, None
+            continue
         try:
             at = datetime.fromisoformat(entry.at)
         except ValueError:

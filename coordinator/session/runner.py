@@ -20,6 +20,7 @@ from coordinator.session.ceilings import Wants, usable_tools, within
 from coordinator.session.closing import ended, result_of
 from coordinator.session.context import Context, keeper
 from coordinator.session.conversation import Conversation, NextMessage
+from coordinator.session.copying import Copying, TakenStep
 from coordinator.session.emitting import Emitter
 from coordinator.session.events import EventSink
 from coordinator.session.history import History
@@ -113,8 +114,11 @@ class SessionRunner:
             self._count(self._continued)
         self._new_transcript = partial(Transcript.create, secrets=self._secrets, reserve=reserve)
         transcript = self._new_transcript(self.session_dir, self.session_id, self._generation)
-        self._emit = Emitter(transcript, [self.clock, *sinks])
+        self._taken = TakenStep(self._continued.rebuilt.steps if self._continued else 0)
+        self._emit = Emitter(transcript, [self.clock, self._taken, *sinks])
         self._place = self._make_place(continued.generation if continued else 0)
+        self.copies: Copying | None = None
+        """Copies its workspace for forks; None before it runs."""
         self._cancelled: asyncio.Event | None = None
         self._abandoned = asyncio.Event()
         self._abandoned_as = Ending("failed", "")
@@ -157,6 +161,7 @@ class SessionRunner:
             waits_for_box=request.box.extras.makes_image or self._place.wants_notes or bool(request.box.extras.mcp),
         )
         loop = self._loop(talk)
+        self.copies = Copying(self._place, history, loop.steps.running, self._taken)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = await first(conversation, self._abandoned) or self._abandoned_as
         finished = await self._finish(ending, loop.steps)

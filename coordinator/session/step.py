@@ -60,6 +60,8 @@ class StepRunner:
     """What failed before."""
     _begun: set[int] = field(default_factory=set)
     """Calls of the present step that may have been sent."""
+    running: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while calls run; whoever holds it meanwhile finds the workspace between two steps."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 
@@ -73,13 +75,14 @@ class StepRunner:
         answers: dict[int, Answered] = {}
         self._begun.clear()
         try:
-            await self._begin(step, seat, cancelled)
-            for call in calls:
-                if call.refusal is not None:
-                    self.record(step, refused(call), answers)
-            # A refused call does not part its neighbours: it takes no part in the step's order.
-            for stretch in stretches([call for call in calls if call.refusal is None]):
-                await self._run_stretch(step, stretch, seat, cancelled, answers)
+            async with self.running:
+                await self._begin(step, seat, cancelled)
+                for call in calls:
+                    if call.refusal is not None:
+                        self.record(step, refused(call), answers)
+                # A refused call does not part its neighbours: it takes no part in the step's order.
+                for stretch in stretches([call for call in calls if call.refusal is None]):
+                    await self._run_stretch(step, stretch, seat, cancelled, answers)
         except (RedisLost, asyncio.CancelledError) as exc:
             why = str(exc) or "the session was broken off"
             for call in calls:

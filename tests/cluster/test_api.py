@@ -104,9 +104,10 @@ def bash(command: str) -> Turn:
 
 def says(messages: list[dict[str, Any]]) -> Turn:
     """The prompt says what the model does: each of its lines is a command, run a step after the other."""
-    # What this program itself says to the model begins with a bracket.
-    heard = [at for at, one in enumerate(messages) if one["role"] == "user" and not one["content"].startswith("[")][-1]
-    said = messages[heard]["content"]
+    # What this program itself says to the model stands in brackets, alone or before a person's words.
+    spoken = [re.sub(r"^\[.*?\](\n\n|$)", "", str(one["content"]), flags=re.S) for one in messages]
+    heard = [at for at, one in enumerate(messages) if one["role"] == "user" and spoken[at]][-1]
+    said = spoken[heard]
     step = sum(message["role"] == "assistant" for message in messages[heard:])
     commands = [line for line in said.splitlines() if not line.startswith("#")]
     return bash(commands[step]) if step < len(commands) else Turn(f"ran {len(commands)}")
@@ -244,6 +245,67 @@ def test_a_person_answers_talks_and_changes_limits(client: httpx2.Client, until:
     gone_on = client.post(f"{path}/message", json={"text": "true"})
     assert gone_on.status_code == 409
     assert "copy" in gone_on.json()["error"]["message"]
+
+
+def test_a_session_that_runs_is_forked_and_goes_on_as_if_nothing_had_been(
+    client: httpx2.Client, server: Server, until: Until
+) -> None:
+    begun = "echo one > f.txt; seq 1 20000\nsleep 1000 > /dev/null & echo started"
+    session_id = made(client, prompt=begun, workspace="project", stay_open=True)
+    path = f"/v1/sessions/{session_id}"
+    until(lambda: client.get(path).json()["status"] == "idle", "it waits for a message", 60)
+    wanted = {"prompt": "cat f.txt; ls /spill; echo two >> f.txt", "labels": {"attempt": "b"}, "limits": {"steps": 5}}
+    key = {"Idempotency-Key": "the-fork"}
+    answer = client.post(f"{path}/fork", json=wanted, headers=key)
+    assert answer.status_code == 201, answer.text
+    fork_id = answer.json()["session_id"]
+    assert (answer.json()["forked_from"], answer.json()["labels"]) == (session_id, {"attempt": "b"})
+    again = client.post(f"{path}/fork", json=wanted, headers=key)
+    assert (again.status_code, again.json()["session_id"]) == (200, fork_id)
+    assert client.post(f"{path}/fork", json={"prompt": "other"}, headers=key).status_code == 409
+    early = client.post(f"{path}/fork", json={"prompt": "x", "at_step": 1})
+    assert early.status_code == 409
+    assert "step 2 made calls behind step 1" in early.json()["error"]["message"]
+
+    typed = server.command("fork", session_id, "cat f.txt; echo typed >> f.txt", "--json", "--keep")
+    assert typed.returncode == 0, typed.stderr
+    result = json.loads(typed.stdout)
+    assert (result["status"], result["calls"]) == ("completed", 1), result
+    assert "+typed" in result["patch"]
+
+    shown = ended(client, fork_id)
+    assert (shown["status"], shown["text"], shown["calls"], shown["step"]) == ("completed", "ran 1", 1, 5), shown
+    transcript = client.get(f"/v1/sessions/{fork_id}/transcript").text
+    assert "session_forked" in transcript
+    patch = client.get(f"/v1/sessions/{fork_id}/patch").text
+    assert "+one\n+two" in patch, "its patch is from what the first session began with"
+    assert client.get(path).json()["status"] == "idle"
+    assert client.post(f"{path}/message", json={"text": "cat f.txt"}).status_code == 202
+    until(lambda: client.get(path).json()["step"] == 5, "it goes on", 60)
+    until(lambda: client.get(path).json()["status"] == "idle", "it waits again", 60)
+    answers = [json.loads(line) for line in client.get(f"{path}/transcript").text.splitlines()]
+    (seen,) = [one["answer"] for one in answers if one["type"] == "call_finished" and one["step"] == 4]
+    assert json.loads(seen)["text"].split() == ["one"], "no fork writes into it"
+    assert client.post(f"{path}/finish").status_code == 202
+    assert ended(client, session_id)["status"] == "completed"
+    gone = client.post(f"{path}/fork", json={"prompt": "x"})
+    assert (gone.status_code, gone.json()["error"]["code"]) == (409, "CONFLICT")
+    assert "is gone" in gone.json()["error"]["message"]
+    refused = server.command("fork", session_id, "x")
+    assert (refused.returncode, "is gone" in refused.stderr) == (2, True), refused.stderr
+
+
+def test_a_session_whose_copy_was_kept_is_forked_as_often_as_one_likes(client: httpx2.Client, server: Server) -> None:
+    session_id = made(client, prompt="echo one > f.txt", workspace="project", keep="always")
+    assert ended(client, session_id)["status"] == "completed"
+    with Client(server.url, TOKEN) as own:
+        forks = [own.fork(session_id, f"echo {text} >> f.txt", at_step=1)["session_id"] for text in "ab"]
+        for fork_id, text in zip(forks, "ab", strict=True):
+            assert own.wait(fork_id)["status"] == "completed"
+            assert f"+one\n+{text}\n".encode() in own.patch(fork_id)
+    events = client.get(f"/v1/sessions/{forks[0]}/events").text
+    assert events.count("event: session_forked") == 1
+    assert events.count("event: session_ended") == 1, "the end of the session that was forked is not the fork's"
 
 
 @pytest.mark.timeout(400)

@@ -16,6 +16,8 @@ from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import Placement
 from coordinator.cluster.settle import did_not_run
 from coordinator.cluster.store import Store, connect
+from coordinator.cluster.turns import Turns
+from coordinator.cluster.wishes import Wishes
 from coordinator.session.breakers import Breakers
 from coordinator.session.partition import Travel
 from tools.registry import builtin_registry
@@ -107,6 +109,8 @@ async def in_memory_cluster(redis_url: str, state_dir: Path, coordinator: str = 
             requests=Requests(client),
             breakers=Breakers(client),
             ownership=ownership,
+            wishes=Wishes(client),
+            turns=Turns(client),
         )
     await client.aclose()
 

@@ -19,7 +19,7 @@ from sandbox.record import BoxRecord
 from sandbox.requests import CallMark, RunRequest
 from worker.boxes import Boxes
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, FinishOrder, WorkspaceMode
+from worker.contract.orders import BoxOrder, CopyOrder, FinishOrder, WorkspaceMode
 from worker.errors import BoxUnavailable
 from worker.places import Places
 from worker.standing import Owners
@@ -350,6 +350,26 @@ def test_an_order_of_the_owner_lets_its_box_go_on(make: Make, order: MakeOrder, 
     assert sh(boxes.box_for(order(generation=2)), "echo on") == "on\n"
 
     assert [record.generation for record in boxes._engine.records()] == [2]
+
+
+def test_a_workspace_is_copied_while_its_commands_stand_still(
+    make: Make, order: MakeOrder, tmp_path: Path, until: Until
+) -> None:
+    boxes = make()
+    box = boxes.box_for(order())
+    sh(box, "mkdir many && cd many && seq 1 4000 | xargs touch && cd .. && mkdir before behind")
+    sh(box, "(while :; do echo x >> before/p; echo x >> behind/p; echo x >> many/p; done) > /dev/null 2>&1 &")
+    work = tmp_path / "sessions" / "s" / "work"
+    until(lambda: (work / "many" / "p").exists(), "it writes")
+    target_dir = tmp_path / "sessions" / "fork"
+    copy = CopyOrder(box=order(), node="n", incarnation="n-1", target="fork", target_dir=str(target_dir))
+    assert boxes.copy(copy).error is None
+    assert not box.is_frozen
+    sizes = [(target_dir / "work" / name / "p").stat().st_size for name in ("before", "behind", "many")]
+    assert max(sizes) - min(sizes) <= 2, "all three are as at one moment"
+    size = (work / "many" / "p").stat().st_size
+    until(lambda: (work / "many" / "p").stat().st_size > size, "it goes on")
+    boxes.finish(FinishOrder(box=order(), node="n", incarnation="n-1"))
 
 
 def test_a_full_disk_is_told_before_anything_is_made(make: Make, order: MakeOrder) -> None:

@@ -56,12 +56,37 @@ def coordinator_lease(coordinator: str) -> str:
 
 
 def asked(coordinator: str) -> str:
-    """Return the list of sessions that a coordinator is asked by others to cancel; expires soon."""
+    """Return the list of sessions that a coordinator is asked by others to cancel; expires soon.
+
+    A name behind `LOOK` asks it to look into the session's wishes instead.
+    """
     return f"{PREFIX}asked:{coordinator}"
+
+
+LOOK = "?"
+"""No session's id begins with it."""
 
 
 ASKED_TTL_S = 60
 """What a coordinator is asked that does not come for it."""
+
+
+def wishes(session_id: str) -> str:
+    """Return the list of what other processes want of a session (JSON of `Wish`); whoever has it takes them."""
+    return f"{PREFIX}wishes:{session_id}"
+
+
+WISHES_TTL_S = 86_400
+"""Wishes that nobody takes: of a session that no coordinator came to go on with."""
+
+
+def told(wish_id: str) -> str:
+    """Return the key of what became of a wish (JSON of `Told`); written by whoever has the session."""
+    return f"{PREFIX}told:{wish_id}"
+
+
+TOLD_TTL_S = 120
+"""An answer that nobody came for."""
 
 
 def owned(coordinator: str) -> str:
@@ -105,6 +130,17 @@ PLACE_HOLDERS = f"{PREFIX}place_holders"
 """Hash of these sessions' principals."""
 DRAINED = f"{PREFIX}drained"
 """Set of the names of nodes that an operator lets have no new sessions."""
+
+
+ERRANDS = 16
+"""What sessions ask of a node at once beside their calls, of either kind: to begin sessions (boxes made ready,
+workspaces copied) and to end them. The node has threads of its own for so many; more would make calls wait behind them.
+"""
+
+
+def errands(node_name: str, kind: str) -> str:
+    """Return the sorted set of the errands of a kind that a node is on (score: expiry, Unix seconds)."""
+    return f"{PREFIX}errands:{node_name}:{kind}"
 
 
 def lanes(node_name: str) -> str:
@@ -163,3 +199,22 @@ def approval(session_id: str, name: str) -> str:
 
 APPROVALS = f"{PREFIX}approvals"
 """Sorted set of the requests that wait for an answer (`session:name`; score: deadline, Unix milliseconds)."""
+
+
+def channel_orders(node_name: str) -> str:
+    """Return the list of channels that terminals ask a node to serve; expires soon."""
+    return f"{PREFIX}channel:at:{node_name}"
+
+
+def channel_up(channel: str) -> str:
+    """Return the stream of frames from a terminal to the node; both of a channel expire when nobody writes to them."""
+    return f"{PREFIX}channel:{channel}:up"
+
+
+def channel_down(channel: str) -> str:
+    """Return the stream of frames from the node to the terminal."""
+    return f"{PREFIX}channel:{channel}:down"
+
+
+CHANNEL_TTL_S = 60
+"""An order that no node takes, and the streams of a channel that nobody uses."""

@@ -23,6 +23,7 @@ CALL_TASK = "sandhog.call"
 JOIN_TASK = "sandhog.join"
 PREPARE_TASK = "sandhog.prepare"
 FINISH_TASK = "sandhog.finish"
+COPY_TASK = "sandhog.copy"
 CANCEL_COMMAND = "sandhog_cancel"
 
 
@@ -280,6 +281,27 @@ class FinishOutcome(Contract):
     """Why the result could not be had, in words; the box is gone all the same."""
     check: CheckOutcome | None = None
     """What the order's check said."""
+
+
+class CopyOrder(Contract):
+    """Asks a node for a copy of a session's workspace as it is now, for a fork of the session."""
+
+    box: BoxOrder
+    """The session's that is copied."""
+    node: str
+    incarnation: str
+    target: str
+    """Id of the session that gets the copy."""
+    target_dir: str
+    """Its directory (absolute)."""
+
+
+class CopyOutcome(Contract):
+    """Whether the copy was made."""
+
+    session: str
+    error: str | None = None
+    """Why not, in words; nothing of it is left then."""
 
 
 class NodeLife(Contract):

@@ -1,0 +1,108 @@
+"""What one process wants of a session that another one has: service, commands → **wishes** (Redis) → its owner.
+
+A wish stands in the session's own list, so that it outlives an owner that dies: whoever goes on with the session takes
+it. Each is taken once, and its sender can ask what became of it.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Sequence
+from typing import Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from redis.asyncio import Redis
+
+from worker.contract import keys
+
+POLL_S = 0.05
+MAX_POLL_S = 0.5
+MOST = 200
+"""Wishes that wait for one session; of more, the oldest are forgotten."""
+
+
+class Wish(BaseModel):
+    """One thing that is wanted of a session."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    wish_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    kind: Literal["cancel", "message", "finish", "limits", "copy"]
+    text: str = ""
+    """What is said, with a message or a finish."""
+    limits: dict[str, JsonValue] = {}
+    """The fields to be changed."""
+    to: str = ""
+    """The session that gets a copy of the workspace."""
+
+
+class Told(BaseModel):
+    """What became of a wish."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    refusal: str = ""
+    """Code of the refusal; "" where it was granted."""
+    message: str = ""
+    """Why it was refused."""
+    fix: str = ""
+    result: dict[str, JsonValue] = {}
+    """What came of it: the limits now, or what was copied."""
+
+
+class Wishes:
+    """Sends wishes and takes them."""
+
+    def __init__(self, client: Redis) -> None:
+        self._redis = client
+
+    async def owner_of(self, session: str, named: str = "") -> str | None:
+        """Return the live coordinator that has a session; `named` where Redis knows of none and that one lives."""
+        found = await cast("Awaitable[bytes | None]", self._redis.hget(keys.session(session), "owner"))
+        for name in (found.decode() if found else "", named):
+            if name and await self._redis.exists(keys.coordinator_lease(name)):
+                return name
+        return None
+
+    async def send(self, session: str, wish: Wish, owner: str | None) -> None:
+        """Leave a wish for whoever has the session, and let its owner look; None where there is none now."""
+        name = keys.wishes(session)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.rpush(name, wish.model_dump_json())
+            pipe.ltrim(name, -MOST, -1)
+            pipe.expire(name, keys.WISHES_TTL_S)
+            if owner is not None:
+                pipe.rpush(keys.asked(owner), f"{keys.LOOK}{session}")
+                pipe.expire(keys.asked(owner), keys.ASKED_TTL_S)
+            await pipe.execute()
+
+    async def take(self, session: str) -> Sequence[Wish]:
+        """Return what is wanted of a session, oldest first, once; what cannot be read is left out."""
+        found = await cast("Awaitable[list[bytes] | None]", self._redis.lpop(keys.wishes(session), MOST))
+        wishes = []
+        for text in found or []:
+            try:
+                wishes.append(Wish.model_validate_json(text))
+            except ValidationError:
+                # Of a later release.
+                continue
+        return wishes
+
+    async def drop(self, session: str) -> None:
+        """Forget what was wanted of a session that had ended."""
+        await self._redis.delete(keys.wishes(session))
+
+    async def tell(self, wish: Wish, told: Told) -> None:
+        """Say what became of a wish."""
+        await self._redis.set(keys.told(wish.wish_id), told.model_dump_json(), ex=keys.TOLD_TTL_S)
+
+    async def answer(self, wish: Wish, within_s: float) -> Told | None:
+        """Return what became of a wish; None where nobody says so within the time: it still stands."""
+        loop = asyncio.get_running_loop()
+        deadline, pause_s = loop.time() + within_s, POLL_S
+        while loop.time() < deadline:
+            found = await self._redis.getdel(keys.told(wish.wish_id))
+            if found is not None:
+                return Told.model_validate_json(found)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 1.3, MAX_POLL_S)
+        return None

@@ -1,0 +1,47 @@
+"""Wishes of other processes for a session of this one: hearing → **granting** → held."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pydantic import ValidationError
+
+from coordinator.cluster.wishes import Told, Wish
+from coordinator.errors import ConfigError
+from coordinator.service.held import Held
+from coordinator.service.refusals import Code, Refused
+from coordinator.session.copying import copied
+from coordinator.session.limits import Limits
+
+
+def grant(
+    session: str, wish: Wish, held: Held | None, cancel: Callable[[Held], None]
+) -> Told | Coroutine[Any, Any, Told]:
+    """Do what is wanted of a session; return what became of it, or what will say so.
+
+    Args:
+        session: The session.
+        wish: What is wanted.
+        held: What this process has of it; None where it has nothing of it.
+        cancel: Ends a session that waits or runs here.
+    """
+    if held is None:
+        words = f"Session {session} has ended, or is elsewhere by now."
+        return Told() if wish.kind == "cancel" else Told(refusal=Code.CONFLICT, message=words)
+    try:
+        match wish.kind:
+            case "cancel":
+                cancel(held)
+            case "message":
+                held.say(wish.text)
+            case "finish":
+                held.finish(wish.text)
+            case "limits":
+                held.limit(Limits.model_validate({**held.limits.model_dump(), **wish.limits}))
+                return Told(result=held.limits.model_dump(mode="json"))
+            case "copy":
+                return copied(held.runner.copies if held.runner is not None else None, wish)
+    except Refused as exc:
+        return Told(refusal=exc.code, message=exc.message, fix=exc.fix)
+    except (ConfigError, ValidationError) as exc:
+        return Told(refusal=Code.INVALID, message=str(exc))
+    return Told()

@@ -1,0 +1,160 @@
+"""Two servers of one cluster: what one of them runs, the other one shows and steers as well."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import redis
+
+from coordinator.cluster.wishes import Wish
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from tests.coordinator.api.conftest import Served, Serves, code, prompt
+from worker.contract import keys
+from worker.contract.orders import NodeLife
+
+
+def heard(messages: list[dict[str, Any]]) -> Turn:
+    """The model says what it has heard."""
+    return Turn(" / ".join(one["content"] for one in messages if one["role"] == "user"))
+
+
+async def becomes(
+    client: httpx2.AsyncClient, session_id: str, claim: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """The session once the claim is true of it."""
+    async with asyncio.timeout(60):
+        while True:
+            shown: dict[str, Any] = (await client.get(f"/v1/sessions/{session_id}")).json()
+            if claim(shown):
+                return shown
+            await asyncio.sleep(0.02)
+
+
+async def made(client: httpx2.AsyncClient, **body: Any) -> str:
+    response = await client.post("/v1/sessions", json=body)
+    assert response.status_code == 201, response.text
+    return str(response.json()["session_id"])
+
+
+async def test_a_session_is_steered_and_watched_through_another_server(serve: Serves) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, **prompt("one", stay_open=True))
+    path = f"/v1/sessions/{session_id}"
+    await becomes(there, session_id, lambda shown: shown["status"] == "idle")
+
+    said = await there.post(f"{path}/message", json={"text": "two"})
+    assert said.status_code == 202, said.text
+    await becomes(here, session_id, lambda shown: shown["text"] == "one / two" and shown["status"] == "idle")
+    await becomes(there, session_id, lambda shown: shown["text"] == "one / two" and shown["status"] == "idle")
+
+    changed = await there.patch(f"{path}/limits", json={"calls": 7})
+    assert (changed.status_code, changed.json()["calls"]) == (200, 7), changed.text
+    refused = await there.patch(f"{path}/limits", json={"cost_usd": 1.0})
+    assert (refused.status_code, code(refused)) == (422, "INVALID"), "its owner says no, and so does the other server"
+    assert (await there.get(f"{path}/approvals")).json() == {"approvals": []}
+    assert (await there.post(f"{path}/finish")).status_code == 202
+    assert (await theirs.ended(there, session_id))["status"] == "completed"
+
+    for client in (here, there):
+        events = (await client.get(f"{path}/events")).text
+        assert "event: session_ended" in events
+    first = events.split("id: ")[2].split()[0]
+    rest = (await there.get(f"{path}/events", headers={"Last-Event-ID": first})).text
+    assert f"id: {first}\n" not in rest
+    assert "event: session_ended" in rest
+    assert (await there.get(f"{path}/transcript")).text == (await here.get(f"{path}/transcript")).text
+
+
+async def test_a_session_is_cancelled_through_another_server_while_it_runs_and_while_it_waits(serve: Serves) -> None:
+    ours, theirs = (await serve(heard, max_running=1), await serve(heard))
+    here, there = ours.client(), theirs.client()
+    running = await made(here, **prompt("one", stay_open=True))
+    waiting = await made(here, **prompt("two"))
+    await becomes(here, running, lambda shown: shown["status"] == "idle")
+    assert (await here.get(f"/v1/sessions/{waiting}")).json()["queue"] == {
+        "line": "server",
+        "place_in_line": 1,
+        "ahead": 0,
+        "is_at_quota": False,
+    }
+    # One that waits for a message has completed its last turn.
+    for session_id, status in ((waiting, "cancelled"), (running, "completed")):
+        asked = await there.post(f"/v1/sessions/{session_id}/cancel")
+        assert asked.status_code == 202, asked.text
+        assert (await theirs.ended(there, session_id))["status"] == status
+        assert (await ours.ended(here, session_id))["status"] == status
+        assert (await there.post(f"/v1/sessions/{session_id}/cancel")).status_code == 202
+
+
+async def test_what_only_the_owner_can_do_says_who_that_is(serve: Serves) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, loop="none")
+    await becomes(there, session_id, lambda shown: shown["status"] == "running")
+    calls = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "true"}}]}
+    answer = await there.post(f"/v1/sessions/{session_id}/tool_calls", json=calls, params={"wait": 0})
+    assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
+    assert ours.sessions.cluster.ownership.coordinator in answer.json()["error"]["message"]
+    assert (await there.post(f"/v1/sessions/{session_id}/message", json={"text": "x"})).status_code == 409
+    assert (await there.post(f"/v1/sessions/{session_id}/finish", json={"text": "bye"})).status_code == 202
+    assert (await theirs.ended(there, session_id))["text"] == "bye"
+
+
+async def test_what_is_wanted_of_a_session_whose_owner_died_is_done_by_the_next_one(
+    serve: Serves, redis_client: redis.Redis
+) -> None:
+    ours = await serve(heard)
+    here = ours.client()
+    session_id = await made(here, **prompt("one", stay_open=True))
+    await becomes(here, session_id, lambda shown: shown["status"] == "idle")
+    owner = ours.sessions.cluster.ownership.coordinator
+    # As after a SIGKILL: it asks nobody any more, and its lease is gone.
+    held = ours.sessions.floor.held(session_id)
+    assert held is not None
+    held.leave()
+    assert held.task is not None
+    await asyncio.wait({held.task})
+    for task in ours.sessions.cluster.ownership._tasks:
+        task.cancel()
+    redis_client.delete(keys.coordinator_lease(owner))
+    theirs = await serve(heard)
+    there = theirs.client()
+    said = await there.post(f"/v1/sessions/{session_id}/message", json={"text": "two"})
+    assert said.status_code == 202, said.text
+    await becomes(there, session_id, lambda shown: shown["text"].endswith("two"))
+    assert (await there.post(f"/v1/sessions/{session_id}/finish")).status_code == 202
+    assert (await theirs.ended(there, session_id))["status"] == "completed"
+
+
+async def test_a_place_in_the_clusters_line_is_shown_by_every_server(serve: Serves, redis_client: redis.Redis) -> None:
+    life = NodeLife(node="n", incarnation="n-1", places=1, lanes=1)
+    redis_client.sadd(keys.NODES, life.node)
+    redis_client.set(keys.node(life.node), life.model_dump_json())
+    redis_client.set(keys.lease(life.node), life.incarnation)
+    redis_client.zadd(keys.places(life.node), {"somebody": 4_000_000_000})
+    call = Turn(calls=(ScriptedCall("Bash", {"command": "true"}),))
+    ours, theirs = (await serve((call,)), await serve((call,)))
+    here, there = ours.client(), theirs.client()
+    first = await made(here, **prompt())
+    await becomes(here, first, lambda shown: shown["queue"] is not None)
+    second = await made(here, **prompt())
+    for client in (here, there):
+        shown = await becomes(client, second, lambda shown: shown["queue"] is not None)
+        assert shown["queue"] == {"line": "cluster", "place_in_line": 2, "ahead": 1, "is_at_quota": False}
+        assert shown["position"] is None
+        listed = (await client.get("/v1/sessions")).json()["sessions"]
+        assert [one["queue"]["place_in_line"] for one in listed] == [2, 1]
+    for session_id in (first, second):
+        await here.post(f"/v1/sessions/{session_id}/cancel")
+        assert (await ours.ended(here, session_id))["queue"] is None
+
+
+async def test_wishes_are_taken_once_in_their_order(served: Served) -> None:
+    wishes = served.sessions.cluster.wishes
+    for text in ("a", "b"):
+        await wishes.send("s", Wish(kind="message", text=text), None)
+    assert [one.text for one in await wishes.take("s")] == ["a", "b"]
+    assert await wishes.take("s") == []
+    assert await wishes.answer(Wish(kind="cancel"), 0.1) is None
