@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 REDIS_WAIT_S = 15.0
 OWNER_END_S = 10.0
 
-SPARE_THREADS = 8
-"""Threads beside the lanes, for joins, preparations and ends of sessions: they must not wait behind long calls."""
+SPARE_THREADS = 2 * keys.ERRANDS + 8
+"""Threads beside the lanes, for errands and joins: neither they nor calls must wait behind the other."""
 
 
 def connect(redis_url: str) -> redis.Redis:
