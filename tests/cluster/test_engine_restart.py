@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tarfile
 import uuid
@@ -49,16 +50,28 @@ class Engine:
     def answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()[-2000:]
-        try:
-            with contextlib.closing(docker.APIClient(self.url, timeout=10)) as client:
-                return bool(client.ping())
-        except docker.errors.DockerException:
-            return False
+        # The Docker client leaves its socket behind where nobody listens.
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(10)
+            try:
+                asking.connect(self.url.removeprefix("unix://"))
+                asking.sendall(b"GET /_ping HTTP/1.0\r\nHost: engine\r\n\r\n")
+                return b"200 OK" in asking.recv(4096)
+            except OSError:
+                return False
 
-    def end(self, number: int) -> None:
+    def end(self, number: int, until: Until) -> None:
         assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(WAIT_S)
+        # What a killed engine leaves makes the next one wait for it.
+        below = self.directory / "x" / "containerd"
+        if (below / "containerd.pid").exists():
+            beside = Path("/proc") / (below / "containerd.pid").read_text()
+            until(lambda: not beside.exists(), "what belongs to the engine ends with it", WAIT_S)
+        for left in (*below.glob("containerd.*"), self.directory / "pid", self.directory / "s"):
+            if left.name != "containerd.toml":
+                left.unlink(missing_ok=True)
 
     def bring_image(self) -> None:
         """One static program, which is also the shell."""
@@ -92,7 +105,7 @@ def engine(state_dir: Path, until: Until) -> Iterator[Engine]:
         yield engine
         assert engine.containers() == []
     finally:
-        engine.end(signal.SIGTERM)
+        engine.end(signal.SIGTERM, until)
 
 
 @pytest.fixture
@@ -131,7 +144,7 @@ async def test_a_session_goes_on_when_its_engine_was_restarted(
 ) -> None:
     playing = asyncio.create_task(stage.play(until_it_works, image=IMAGE))
     await asyncio.to_thread(until, (stage.project / "begun").exists, "the command runs", WAIT_S)
-    await asyncio.to_thread(engine.end, number)
+    await asyncio.to_thread(engine.end, number, until)
     await asyncio.to_thread(engine.start, until)
     played = await asyncio.wait_for(playing, WAIT_S)
 
