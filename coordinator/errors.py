@@ -9,6 +9,8 @@ SandhogError
 │   └── ReplyBroken        its answer was cut or is not the protocol
 ├── ClusterBroken          the embedded Redis or worker is gone for good: the session ends
 ├── NoBox                  no node, no place or no box for a session: it fails before any call ran
+├── ChannelOver            a terminal's channel into a box has ended
+├── NotCopied              a file or directory was not copied into a box or out of it
 ├── LostSession            another coordinator has the session now: this one writes nothing more
 ├── RedisLost              Redis stayed away longer than an outage may last, or refuses: the session ends
 ├── HistoryInvalid         the message list breaks the protocol: a bug of ours
@@ -83,6 +85,14 @@ class ClusterBroken(SandhogError):
 
 class NoBox(SandhogError):
     """The session cannot have a box; the message says why and what to do."""
+
+
+class ChannelOver(SandhogError):
+    """A terminal's channel into a box has ended, or broke; the message says why."""
+
+
+class NotCopied(SandhogError):
+    """A file or directory was not copied between here and a box, or not all of it; the message says why."""
 
 
 class LostSession(SandhogError):

@@ -10,7 +10,7 @@ from sandbox import replies
 from sandbox.errors import GuestRefused, LossReason
 from sandbox.lifeline import MARGIN_S, RELINK_S, Lifeline
 from sandbox.link import LinkClosed, LinkTimeout
-from sandbox.pipes import Pipe, PipeBroken, PipeEnd
+from sandbox.pipes import Listener, Pipe, PipeBroken, Tty
 from sandbox.requests import (
     Background,
     BackgroundOutput,
@@ -71,36 +71,59 @@ class Box(Lifeline):
             raise
 
     def open_pipe(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        on_data: Callable[[bytes], None],
-        on_end: Callable[[PipeEnd], None],
+        self, argv: Sequence[str], env: Mapping[str, str], listener: Listener, *, tty: Tty | None = None
     ) -> Pipe:
         """A command in the workspace, started with pipes for its input and output; it ends with the link.
 
         Args:
             argv: Its words; no shell reads them.
             env: Variables for it, beside those of all commands.
-            on_data: Gets what it prints, in the link's reader thread; `Pipe.took` makes room for more.
-            on_end: Called once when it has ended, or when it could not be started.
+            listener: Hears what it prints, and of its end.
+            tty: Its size, for a terminal of its own in place of pipes; standard error then is part of the output.
 
         Raises:
-            BoxLost: the box is gone.
+            BoxLost: the box is gone, or breaks the rules.
             GuestRefused: it cannot be started.
             PipeBroken: the link broke meanwhile.
         """
+        head: dict[str, Any] = {"op": Op.PIPE_OPEN, "argv": list(argv), "env": dict(env)}
+        head["errors"] = listener.on_errors is not None
+        if tty is not None:
+            head["tty"] = asdict(tty)
+        pipe, answer = self._open(head, listener)
+        if tty is not None and answer.get("tty") is not True:
+            pipe.close()
+            raise GuestRefused(RefusalCode.INVALID_PARAM, "the box is of an earlier release and has no terminals")
+        return pipe
+
+    def connect(self, port: int, listener: Listener) -> Pipe:
+        """A connection to a port of the box's loopback; it ends with the link. `listener` must have `on_eof`.
+
+        Raises:
+            BoxLost: the box is gone.
+            GuestRefused: nothing listens there (NOT_FOUND), or there are too many.
+            PipeBroken: the link broke meanwhile.
+        """
+        return self._open({"op": Op.PIPE_CONNECT, "port": port}, listener)[0]
+
+    def _open(self, head: dict[str, Any], listener: Listener) -> tuple[Pipe, dict[str, Any]]:
         link = self._live_link(time.monotonic() + RELINK_S)
-        pipe = link.pipes.new(on_data, on_end)
-        head = {"op": Op.PIPE_OPEN, "pipe_id": pipe.number, "argv": list(argv), "env": dict(env)}
+        pipe = link.pipes.new(listener)
         try:
-            replies.check_refusal(link.ask(head, b"", SHORT_TIMEOUT_S))
-        except (LinkClosed, LinkTimeout) as error:
-            raise PipeBroken("the link to the box broke") from error
+            answer = link.ask({**head, "pipe_id": pipe.number}, b"", SHORT_TIMEOUT_S)
+            replies.check_refusal(answer)
+        except LinkClosed as closed:
+            if closed.violation:
+                raise self._lose(LossReason.PROTOCOL, closed.violation) from None
+            raise PipeBroken("the link to the box broke") from closed
+        except LinkTimeout as error:
+            raise PipeBroken("the box does not answer") from error
+        except replies.BadReply as error:
+            raise self._lose(LossReason.PROTOCOL, f"bad answer to {head['op']}: {error}") from None
         except GuestRefused:
             link.pipes.forget(pipe)
             raise
-        return pipe
+        return pipe, answer.head
 
     def read(self, request: ReadRequest) -> ReadAnswer:
         """Lines of a file.

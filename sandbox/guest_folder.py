@@ -29,6 +29,7 @@ SCRIPTS = {
     "relay.py": PACKAGE / "guest" / "relay.py",
     "guest.py": PACKAGE / "guest" / "__main__.py",
     "canary.py": PACKAGE / "guest" / "canary.py",
+    "tree.py": PACKAGE / "guest" / "tree.py",
 }
 BUILD_TIMEOUT_S = 120
 _PYTHON = f"{wire.GUEST_FOLDER}/bin/python3"
@@ -48,7 +49,7 @@ class Sources:
 
 
 def command_line(script: str, *arguments: str) -> list[str]:
-    """How a script of the folder (`spawner`, `guest`, `relay`) is started inside a box."""
+    """How a script of the folder (`spawner`, `guest`, `relay`, `tree`) is started inside a box."""
     library_path = f"{wire.GUEST_FOLDER}/lib"
     start = [_LOADER, "--library-path", library_path, _PYTHON, "-I", "-S", "-X", "utf8"]
     return [*start, f"{wire.GUEST_FOLDER}/{script}.pyc", *arguments]

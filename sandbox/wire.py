@@ -38,6 +38,10 @@ STREAM_CHUNK_BYTES = 16 * 1024
 STREAM_FRAME_COST = 512
 PIPES_MAX = 32
 """How many commands with pipes a box may have at once."""
+CONNECTIONS_MAX = 64
+"""How many connections to ports of its loopback a box may have from the host at once."""
+TTY_MOST = 1000
+"""A terminal has no more rows or columns."""
 PIPE_ERROR_BYTES = 4096
 """How much of the end of what such a command says on standard error is kept."""
 
@@ -60,6 +64,7 @@ class Op(StrEnum):
     BEGIN_STEP = "begin_step"
     RUN = "run"
     PIPE_OPEN = "pipe_open"
+    PIPE_CONNECT = "pipe_connect"
     CANCEL = "cancel"
     BACKGROUND_READ = "background_read"
     BACKGROUND_LIST = "background_list"
@@ -92,21 +97,28 @@ class StreamOp(StrEnum):
 
 
 class PipeOp(StrEnum):
-    """What a frame with `pipe_id` (a number the host gave with `pipe_open`) and `do` in its head means.
+    """What a frame with `pipe_id` (a number that the host gave) and `do` in its head means.
 
-    A pipe is a command whose standard input and output the host has. It ends with its link, and in each direction so
+    A pipe is a command (`pipe_open`) whose standard input and output the host has, with `tty` on a terminal of its own,
+    or a connection (`pipe_connect`) to a port of the box's loopback. It ends with its link, and in each direction as
     much may be on its way as with a stream. A frame for a pipe that is closed already is ignored.
     """
 
     DATA = "data"
-    """The body is for standard input, or from standard output."""
+    """The body is for standard input or the port, or from standard output or the port."""
+    ERRORS = "errors"
+    """From the guest: the body is from standard error, of a command that was started with `errors`. Costs as data."""
     CREDIT = "credit"
     """`n` more may be sent."""
+    RESIZE = "resize"
+    """From the host: the command's terminal has `rows` and `cols` now."""
     END = "end"
-    """From the host: nothing more comes on standard input."""
+    """From the host: nothing more comes on standard input, or for the port. From the guest, of a connection: nothing
+    more comes from the port."""
     CLOSE = "close"
-    """From the host: end the command. From the guest: it has ended, with `exit_code` or `signal`, or `error` for one
-    that could not be started; the body is the end of what it said on standard error."""
+    """From the host: end the command or connection. From the guest: it has ended, a command with `exit_code` or
+    `signal`, or `error` for one that could not be started or a connection that broke; the body is the end of what a
+    command said on standard error."""
 
 
 def stream_cost(size_bytes: int) -> int:

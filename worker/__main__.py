@@ -1,7 +1,9 @@
 """`python -m worker`: what is done on a node itself, as a process of its own."""
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -99,6 +101,44 @@ def apply(session_dir: Path, directory: Annotated[Path, typer.Argument(help="whe
         raise typer.Exit(1)
     for path in applied.applied:
         print(path)
+
+
+@cli.command()
+def pack(path: str, session: Annotated[Path | None, typer.Option(help="an ended session's directory")] = None) -> None:
+    """Write a tar of a file or directory to standard output."""
+    from worker.trees import pack as pack_path
+    from worker.trees import pack_kept
+
+    with _told():
+        if session is None:
+            pack_path(Path(path), sys.stdout.buffer)
+        else:
+            pack_kept(session, path, sys.stdout.buffer)
+
+
+@cli.command()
+def unpack(
+    path: str, name: str, session: Annotated[Path | None, typer.Option(help="an ended session's directory")] = None
+) -> None:
+    """Read a tar of one file or directory from standard input: into a directory under a name, or as a new one."""
+    from worker.trees import unpack as unpack_path
+    from worker.trees import unpack_kept
+
+    with _told():
+        if session is None:
+            unpack_path(sys.stdin.buffer, Path(path), name)
+        else:
+            unpack_kept(sys.stdin.buffer, session, path, name)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """End with what went wrong as one line."""
+    try:
+        yield
+    except WorkerError as exc:
+        print(exc, file=sys.stderr)
+        raise typer.Exit(1) from exc
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from worker.anew import Anew
 from worker.app import create_app
 from worker.boxes import Boxes
 from worker.calls import CallEnd, Calls
+from worker.channels.doors import Doors
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 from worker.errors import NodeMisconfigured
@@ -118,6 +119,8 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     _adopt(boxes)
     end.takes(boxes, own, mcp)
     lease.start()
+    doors = Doors(client, settings.node, boxes.running_box)
+    doors.start()
     if settings.owner_fd is None:
         machine.upkeep.add("mark", Marking(client, settings.state_dir, settings.node, life.incarnation).write)
     _keep_up(machine, lanes, lease)
@@ -129,6 +132,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
             worker.start()
     finally:
         told.close()
+        doors.close()
         canary.close()
         machine.upkeep.close()
         lease.close()

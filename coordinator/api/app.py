@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls
+from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls, tree
 from coordinator.api.audited import Audited
 from coordinator.api.auth import Authenticated
 from coordinator.api.bounds import Bounds
@@ -33,7 +33,7 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings, canar
     )
     app.state.sessions = service
     app.state.canary = canary
-    for part in (sessions, steering, tool_calls, results, archives, server):
+    for part in (sessions, steering, tool_calls, results, tree, archives, server):
         app.include_router(part.router)
     scrape_token = settings.metrics_token.get_secret_value() if settings.metrics_token is not None else None
     app.include_router(metrics_router(ServedMetrics(service, canary), scrape_token))

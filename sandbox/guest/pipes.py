@@ -11,6 +11,7 @@ from sandbox.guest.processes import kill_marked
 from sandbox.guest.refusal import Refusal, from_os_error
 from sandbox.guest.runner import Runner, json_env
 from sandbox.guest.spawning import Ended, SpawnerLink
+from sandbox.guest.terminal import give_size, open_terminal
 from sandbox.wire import (
     PIPE_ERROR_BYTES,
     PIPES_MAX,
@@ -34,13 +35,17 @@ EXIT_S = 2.0
 
 
 class Pipe:
-    """One command and its three pipes; a descriptor of -1 is closed."""
+    """One command and its three pipes, or both ends of its terminal; a descriptor of -1 is closed."""
 
-    __slots__ = ("credit", "ended", "err", "host_ended", "marker", "number", "out", "outgoing", "owed", "said", "stdin")
+    __slots__ = (
+        "credit", "ended", "err", "host_ended", "marker", "number", "out", "outgoing", "owed", "said", "sends_errors",
+        "stdin",
+    )  # fmt: skip
 
-    def __init__(self, number: int, marker: int) -> None:
+    def __init__(self, number: int, marker: int, sends_errors: bool) -> None:
         self.number = number
         self.marker = marker
+        self.sends_errors = sends_errors
         self.stdin = self.out = self.err = -1
         self.credit = STREAM_WINDOW
         """What may be sent to the host."""
@@ -66,7 +71,7 @@ class Pipes:
         self._pipes: dict[int, Pipe] = {}
 
     def open(self, frame: Frame) -> None:
-        """Start a command with pipes.
+        """Start a command with pipes, or on a terminal of its own.
 
         Raises:
             Refusal: it cannot be started; nothing was.
@@ -82,8 +87,8 @@ class Pipes:
         argv, executables = self._runner.words_of(head["argv"])
         env = {**self._runner.environment, "PWD": WORKSPACE, **json_env(head["env"])}
         packed = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()]
-        pipe = Pipe(number, self._runner.new_marker())
-        self._spawn(pipe, (argv, executables, packed, os.fsencode(WORKSPACE), pipe.marker))
+        pipe = Pipe(number, self._runner.new_marker(), head.get("errors") is True)
+        self._spawn(pipe, (argv, executables, packed, os.fsencode(WORKSPACE), pipe.marker), head.get("tty"))
         self._pipes[number] = pipe
         self._listen(pipe)
 
@@ -101,9 +106,10 @@ class Pipes:
                 self._write(pipe)
             case PipeOp.CREDIT:
                 pipe.credit += head["n"]
+                self._listen(pipe)
+            case PipeOp.RESIZE:
                 if pipe.out >= 0:
-                    self._loop.unwatch(pipe.out)
-                    self._loop.watch(pipe.out, lambda _: self._read(pipe))
+                    give_size(pipe.out, head["rows"], head["cols"])
             case PipeOp.END:
                 pipe.host_ended = True
                 self._write(pipe)
@@ -116,53 +122,69 @@ class Pipes:
             self._drop(pipe)
             kill_marked(pipe.marker)
 
-    def _spawn(self, pipe: Pipe, what: tuple[Any, ...]) -> None:
+    def _spawn(self, pipe: Pipe, what: tuple[Any, ...], tty: dict[str, int] | None) -> None:
         fds: list[int] = []
         try:
-            for _ in range(3):
-                fds += os.pipe2(os.O_CLOEXEC)
-            theirs = (fds[3], fds[5], fds[5], fds[0])
+            ours, theirs = _three_pipes(fds) if tty is None else _terminal(fds, tty)
             self._spawner.spawn(what, theirs, lambda ended: self._end(pipe, ended))
-        except OSError as error:
+        except BaseException as error:
             for fd in fds:
                 os.close(fd)
-            raise from_os_error(error, "cannot start the command") from None
-        for fd in (fds[0], fds[3], fds[5]):
+            if isinstance(error, OSError):
+                raise from_os_error(error, "cannot start the command") from None
+            raise
+        for fd in set(theirs):
             os.close(fd)
-        pipe.stdin, pipe.out, pipe.err = fds[1], fds[2], fds[4]
-        for fd in (pipe.stdin, pipe.out, pipe.err):
-            os.set_blocking(fd, False)
+        pipe.stdin, pipe.out, pipe.err = ours
+        for fd in ours:
+            if fd >= 0:
+                os.set_blocking(fd, False)
 
     def _listen(self, pipe: Pipe) -> None:
-        self._loop.watch(pipe.out, lambda _: self._read(pipe))
-        self._loop.watch(pipe.err, lambda _: self._read_errors(pipe))
+        """Wait for what the command says, from the beginning or since there was no credit."""
+        if pipe.out >= 0:
+            self._loop.unwatch(pipe.out)
+            self._loop.watch(pipe.out, lambda _: self._read(pipe))
+        if pipe.err >= 0:
+            self._loop.unwatch(pipe.err)
+            self._loop.watch(pipe.err, lambda _: self._read_errors(pipe))
 
     def _read(self, pipe: Pipe) -> None:
-        room = min(STREAM_CHUNK_BYTES, pipe.credit - STREAM_FRAME_COST)
-        if room <= 0:
-            # Not even for a hang-up, which would be told again and again.
-            self._loop.unwatch(pipe.out)
-            return
-        data = self._taken(pipe.out, room)
+        data = self._within_credit(pipe, pipe.out)
         if data is None:
             return
         if not data:
             self._close_fd(pipe, "out")
-            # A server that says no more is of no more use, nor is what it started; most are just about to exit.
-            self._loop.after(EXIT_S, lambda: self._end_silent(pipe))
+            if not pipe.sends_errors:
+                # A server that says no more is of no more use, nor is what it started; most are just about to exit.
+                self._loop.after(EXIT_S, lambda: self._end_silent(pipe))
             self._settle(pipe)
             return
         pipe.credit -= stream_cost(len(data))
         self._send({"pipe_id": pipe.number, "do": PipeOp.DATA}, data)
 
+    def _within_credit(self, pipe: Pipe, fd: int) -> bytes | None:
+        """What may be sent of a descriptor now; None for nothing yet."""
+        room = min(STREAM_CHUNK_BYTES, pipe.credit - STREAM_FRAME_COST)
+        if room <= 0:
+            # Not even for a hang-up, which would be told again and again.
+            self._loop.unwatch(fd)
+            return None
+        return self._taken(fd, room)
+
     def _read_errors(self, pipe: Pipe) -> None:
-        data = self._taken(pipe.err, STREAM_CHUNK_BYTES)
+        sends = pipe.sends_errors
+        data = self._within_credit(pipe, pipe.err) if sends else self._taken(pipe.err, STREAM_CHUNK_BYTES)
         if data is None:
             return
-        if data:
-            pipe.said = (pipe.said + data)[-PIPE_ERROR_BYTES:]
-        else:
+        if not data:
             self._close_fd(pipe, "err")
+            self._settle(pipe)
+        elif sends:
+            pipe.credit -= stream_cost(len(data))
+            self._send({"pipe_id": pipe.number, "do": PipeOp.ERRORS}, data)
+        else:
+            pipe.said = (pipe.said + data)[-PIPE_ERROR_BYTES:]
 
     def _taken(self, fd: int, size: int) -> bytes | None:
         """What a descriptor has now; None for nothing yet."""
@@ -212,10 +234,13 @@ class Pipes:
 
     def _settle(self, pipe: Pipe) -> None:
         """Tell the host of the end once all output is on its way."""
-        if pipe.ended is None or pipe.out >= 0:
+        if pipe.ended is None or pipe.out >= 0 or pipe.number not in self._pipes:
             return
         if pipe.err >= 0:
-            self._read_errors(pipe)
+            if pipe.sends_errors:
+                # All of it, too; its end settles this again.
+                return
+            pipe.said = (pipe.said + (self._taken(pipe.err, STREAM_CHUNK_BYTES) or b""))[-PIPE_ERROR_BYTES:]
         status, head = pipe.ended.status, {"pipe_id": pipe.number, "do": PipeOp.CLOSE}
         if pipe.ended.what:
             head["error"] = os.strerror(pipe.ended.error)
@@ -237,3 +262,18 @@ class Pipes:
             self._loop.unwatch(fd)
             os.close(fd)
             setattr(pipe, name, -1)
+
+
+def _three_pipes(fds: list[int]) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """Our ends, and what the spawner gets; all that was opened is in `fds` at any time."""
+    for _ in range(3):
+        fds += os.pipe2(os.O_CLOEXEC)
+    return (fds[1], fds[2], fds[4]), (fds[3], fds[5], fds[5], fds[0])
+
+
+def _terminal(fds: list[int], tty: dict[str, int]) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """The same with a terminal: an end of ours for each direction, and no standard error of its own."""
+    fds += open_terminal()
+    give_size(fds[0], tty["rows"], tty["cols"])
+    fds.append(os.dup(fds[0]))
+    return (fds[2], fds[0], -1), (fds[1], fds[1], fds[1], fds[1])

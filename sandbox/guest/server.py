@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sandbox.guest.background import Backgrounds
 from sandbox.guest.calls import Call, Calls, Mark
 from sandbox.guest.channel import Channel
+from sandbox.guest.connections import Connections
 from sandbox.guest.egress import Egress
 from sandbox.guest.files import Files
 from sandbox.guest.loop import Loop
@@ -50,6 +51,7 @@ class Server:
         self._files = Files()
         self._egress = Egress(self._loop, self._send)
         self._pipes = Pipes(self._loop, self._spawner, self._runner, self._send)
+        self._connections = Connections(self._loop, self._pool, self._send)
         self._last_frame = self._last_beat = time.monotonic()
         self._operations: dict[str, Callable[[int, Frame], None]] = {
             Op.HELLO: self._hello,
@@ -57,6 +59,7 @@ class Server:
             Op.BEGIN_STEP: self._begin_step,
             Op.RUN: self._run,
             Op.PIPE_OPEN: self._pipe_open,
+            Op.PIPE_CONNECT: self._pipe_connect,
             Op.CANCEL: self._cancel,
             Op.BACKGROUND_READ: self._backgrounds.read,
             Op.BACKGROUND_LIST: self._backgrounds.states,
@@ -104,6 +107,7 @@ class Server:
         self._runner.link_lost()
         self._egress.link_lost()
         self._pipes.link_lost()
+        self._connections.link_lost()
 
     def _send(self, head: dict[str, Any], body: bytes) -> bool:
         if self._channel is None:
@@ -136,7 +140,8 @@ class Server:
             self._egress.frame(frame)
             return
         if "pipe_id" in frame.head and "do" in frame.head:
-            self._pipes.frame(frame)
+            if not self._connections.frame(frame):
+                self._pipes.frame(frame)
             return
         request_id = frame.head.get("id")
         operation = self._operations.get(frame.head.get("op", ""))
@@ -188,7 +193,11 @@ class Server:
 
     def _pipe_open(self, request_id: int, frame: Frame) -> None:
         self._pipes.open(frame)
-        self._answer(request_id, ({}, b""))
+        # An earlier guest knows of no terminals, and says nothing of one.
+        self._answer(request_id, ({"tty": frame.head.get("tty") is not None}, b""))
+
+    def _pipe_connect(self, request_id: int, frame: Frame) -> None:
+        self._connections.open(frame, lambda answer: self._answer(request_id, answer))
 
     def _guarded(self, call: Call, begin: Callable[[], None]) -> None:
         """Whatever prevents a claimed call from running is its answer."""

@@ -4,7 +4,7 @@ Forking costs by the size of the process, so this one stays tiny: builtin module
 root; the guest asks over a SOCK_SEQPACKET pair, one marshalled tuple a message:
 
 - `("spawn", id, argv, executables, env, cwd, marker)` with three descriptors (stdout, stderr, cwd report), or a fourth
-  for standard input, which is empty otherwise
+  for standard input, which is empty otherwise; one that is a terminal becomes the command's own
 - `("beat",)` – the host is alive; without it the dead-man alarm ends the box
 - back: `("exit", id, wait status, exec error bytes)` or `("failed", id, errno, what)`
 
@@ -98,6 +98,7 @@ class Spawner:
         given = [int.from_bytes(fds[i : i + 4], sys.byteorder) for i in range(0, len(fds), 4)]
         out, err, report = given[:3]
         stdin = given[3] if len(given) > 3 else self.null
+        before = take_terminal if len(given) > 3 and posix.isatty(stdin) else None
         errors, errors_end = posix.pipe2(posix.O_CLOEXEC)
         what = "cwd"
         try:
@@ -112,7 +113,7 @@ class Spawner:
                 self.mark([marker])
             pid: int = fork_exec(
                 argv, executables, False, (), None, env, stdin, -1, -1, out, -1, err, errors, errors_end,
-                True, True, -1, gid, groups, uid, 0o022, None, True,
+                True, True, -1, gid, groups, uid, 0o022, before, True,
             )  # fmt: skip
         except OSError as error:
             posix.close(errors)
@@ -162,6 +163,17 @@ class Spawner:
                 text = posix.read(errors, 1024)
                 posix.close(errors)
                 self.socket.send(marshal.dumps(("exit", spawn_id, status, text)))
+
+
+def take_terminal() -> None:
+    """In the child, which leads a session of its own: the terminal that it opens first becomes the session's.
+
+    Without one Ctrl-C would reach nobody; where it cannot be opened a command still has it to read and write.
+    """
+    try:  # noqa: SIM105 - contextlib would cost memory
+        posix.open(posix.ttyname(0), posix.O_RDWR | posix.O_CLOEXEC)
+    except OSError:
+        pass
 
 
 def make_home(uid: int, gid: int) -> None:

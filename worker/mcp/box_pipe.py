@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from sandbox.box import Box
 from sandbox.errors import BoxLost, GuestRefused
-from sandbox.pipes import Pipe, PipeBroken, PipeEnd
+from sandbox.pipes import Listener, Pipe, PipeBroken, PipeEnd
 from sandbox.wire import stream_cost
 from worker.errors import BoxUnavailable
 from worker.mcp.lines import LINE_BYTES
@@ -43,7 +43,7 @@ class BoxPipe:
         made = cls()
 
         def open_pipe() -> Pipe:
-            return box_of().open_pipe((command, *args), env, made._hand_over, made._hand_end)
+            return box_of().open_pipe((command, *args), env, Listener(made._hand_over, made._hand_end))
 
         try:
             made._pipe = await asyncio.to_thread(open_pipe)

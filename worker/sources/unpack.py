@@ -170,6 +170,57 @@ def unpack(descriptor: int, root: Path, bounds: Bounds) -> None:
         tree.close()
 
 
+def unpack_named(stream: IO[bytes], directory: int, name: str, bounds: Bounds) -> None:
+    """Read a plain tar of one file or directory, and put it into a directory under a name, over what is there.
+
+    Links that lead out of it are refused, and what is in its way: a link, or a directory where a file is to be.
+
+    Args:
+        stream: The tar; its own names begin with one that does not matter.
+        directory: Its descriptor, which stays open.
+        name: Of the file or directory there; whoever sends the tar has no say in it.
+        bounds: What it may be.
+
+    Raises:
+        ArchiveRefused: it is broken, too large, or would leave its place; what came before is there.
+        OSError: the disk is full, or does not let us.
+    """
+    counted: Any = _Counted(stream, bounds.total_bytes + SLACK_BYTES + 1_024 * bounds.entries)
+    tree: _Tree | None = None
+    try:
+        with tarfile.open(fileobj=counted, mode="r|") as tar:
+            first = tar.next()
+            if first is None or not (first.isdir() or first.isreg()):
+                raise ArchiveRefused("it begins with neither a file nor a directory")
+            tree = _Tree(_top(directory, name, first), bounds)
+            if first.isreg():
+                _unpack_member(tar, first, name, tree)
+            for member in tar:
+                if member is first:
+                    continue
+                if first.isreg():
+                    raise ArchiveRefused(f"it holds {_shown(member.name)} beside the file that was asked for")
+                if member.islnk():
+                    member.linkname = member.linkname.partition("/")[2]
+                _unpack_member(tar, member, _inside(member.name).partition("/")[2], tree)
+    except (tarfile.TarError, EOFError, UnicodeError, ValueError, OverflowError) as exc:
+        raise ArchiveRefused(f"it cannot be read: {exc}") from exc
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as exc:
+        raise ArchiveRefused(f"something else is in the place of {exc.filename!r}") from exc
+    finally:
+        if tree is not None:
+            tree.close()
+
+
+def _top(directory: int, name: str, member: tarfile.TarInfo) -> int:
+    """Return a descriptor of what the tar is unpacked below: its own directory, or for one file the one it lies in."""
+    if not member.isdir():
+        return os.dup(directory)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=directory)
+    return os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+
+
 def _decompressed(archive: IO[bytes], beginning: bytes) -> IO[bytes]:
     if beginning.startswith(b"\x1f\x8b"):
         return gzip.open(archive)  # type: ignore[return-value]
@@ -184,21 +235,24 @@ def _unpack_tar(stream: IO[bytes], tree: _Tree) -> None:
     counted: Any = _Counted(stream, tree.bounds.total_bytes + SLACK_BYTES + 1_024 * tree.bounds.entries)
     with tarfile.open(fileobj=counted, mode="r|") as tar:
         for member in tar:
-            path = _inside(member.name)
-            if member.isdir():
-                if path:
-                    tree.directory(path)
-            elif member.issym():
-                tree.link(_named(path, member.name), member.linkname)
-            elif member.islnk():
-                tree.hard_link(_named(path, member.name), _inside(member.linkname))
-            elif member.isreg():
-                content = tar.extractfile(member)
-                assert content is not None
-                is_executable = bool(member.mode & 0o100)
-                tree.file(_named(path, member.name), content, is_executable=is_executable, mtime=member.mtime)
-            else:
-                raise ArchiveRefused(f"{_shown(member.name)} is a device, a pipe or of another kind that is no file")
+            _unpack_member(tar, member, _inside(member.name), tree)
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, tree: _Tree) -> None:
+    if member.isdir():
+        if path:
+            tree.directory(path)
+    elif member.issym():
+        tree.link(_named(path, member.name), member.linkname)
+    elif member.islnk():
+        tree.hard_link(_named(path, member.name), _inside(member.linkname))
+    elif member.isreg():
+        content = tar.extractfile(member)
+        assert content is not None
+        is_executable = bool(member.mode & 0o100)
+        tree.file(_named(path, member.name), content, is_executable=is_executable, mtime=member.mtime)
+    else:
+        raise ArchiveRefused(f"{_shown(member.name)} is a device, a pipe or of another kind that is no file")
 
 
 def _unpack_zip(archive: IO[bytes], tree: _Tree) -> None:

@@ -45,6 +45,7 @@ async def test_another_principal_sees_and_reaches_nothing_and_cannot_tell(serve:
         ("GET", "/patch", None),
         ("GET", "/files", None),
         ("GET", "/files/a", None),
+        ("GET", "/tree", None),
         ("GET", "/approvals", None),
         ("GET", "/tools", None),
         ("GET", "/tool_calls/1", None),

@@ -1,0 +1,293 @@
+"""A person reaches into a session's box: `sandhog shell`, `cp` and `port` as processes, as they are used."""
+
+import asyncio
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.endpoint.scripted import ScriptedCall, Turn
+from tests.cluster.conftest import Stage
+from tests.sandbox.conformance.test_pipes import SERVER
+
+pytestmark = pytest.mark.docker
+
+SANDHOG = [sys.executable, "-c", "from coordinator.start import main; main()"]
+WAIT_S = 40
+
+Until = Callable[..., None]
+
+
+def bash(command: str) -> Turn:
+    return Turn(calls=(ScriptedCall("Bash", {"command": command}),))
+
+
+class Terminal:
+    """Starts commands as somebody at a terminal would, on one state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(state_dir),
+            "TERM": "xterm",
+            "SANDHOG_STATE_DIR": str(state_dir),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
+
+    def start(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(
+            [*SANDHOG, *words], env=self.environment, start_new_session=True, **{**pipes, **streams}
+        )
+
+    async def run(self, *words: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
+        """Exit code and what was written to both streams."""
+        process = self.start(*words)
+        try:
+            out, err = await asyncio.to_thread(process.communicate, data, WAIT_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def terminal(state_dir: Path) -> Terminal:
+    return Terminal(state_dir)
+
+
+@asynccontextmanager
+async def running(stage: Stage, until: Until) -> AsyncIterator[str]:
+    """The id of a session with a box, whose command does not end by itself."""
+    cancelled = asyncio.Event()
+    playing = asyncio.create_task(
+        stage.play([bash("echo mine > mine.txt; touch begun; sleep 4718")], cancelled=cancelled)
+    )
+    try:
+        await asyncio.to_thread(until, (stage.project / "begun").exists, "the session has its box", WAIT_S)
+        (session,) = [path.name for path in (stage.cluster.state_dir / "sessions").iterdir()]
+        yield session
+    finally:
+        cancelled.set()
+        await asyncio.wait_for(playing, WAIT_S)
+
+
+def audited(state_dir: Path, session: str) -> list[tuple[str, str]]:
+    """Action and detail of each line of the audit log."""
+    lines = [json.loads(line) for line in (state_dir / "audit.jsonl").read_text().splitlines()]
+    assert all(line["session"] == session and line["via"] == "terminal" and "@" in line["actor"] for line in lines)
+    return [(line["action"], line["detail"]) for line in lines]
+
+
+async def test_a_command_in_the_box_has_streams_exit_code_and_an_audit_line(
+    stage: Stage, terminal: Terminal, until: Until, state_dir: Path
+) -> None:
+    async with running(stage, until) as session:
+        words = "id -u; pwd; cat; echo err >&2; exit 5"
+        code, out, err = await terminal.run("shell", session, "--", "sh", "-c", words, data=b"typed\n" * 50_000)
+        assert (code, err) == (5, b"err\n"), err
+        uid = stage.project.stat().st_uid
+        assert out == f"{uid}\n/workspace\n".encode() + b"typed\n" * 50_000
+
+        code, _, err = await terminal.run("shell", "last", "/no/such/program")
+        assert (code, err.count(b"\n")) == (127, 1), err
+
+        assert audited(state_dir, session) == [
+            ("shell", f"sh -c '{words}'"),
+            ("shell_end", "exit code 5"),
+            ("shell", "/no/such/program"),
+            ("shell_end", "exit code 127"),
+        ]
+        interrupted = terminal.start("shell", session, "sh", "-c", "echo begun; sleep 4719")
+        assert interrupted.stdout is not None
+        assert await asyncio.to_thread(interrupted.stdout.readline) == b"begun\n"
+        interrupted.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(interrupted.wait, WAIT_S) == 130
+        interrupted.communicate()
+        code, out, _ = await terminal.run("shell", session, "sh", "-c", "ps ax | grep -c 'sleep 471[9]'")
+        assert out == b"0\n"
+
+
+class Sitting:
+    """Somebody at a terminal of their own."""
+
+    def __init__(self, terminal: Terminal, *words: str) -> None:
+        self.ours, theirs = os.openpty()
+        self.size(41, 123)
+        self.before = termios.tcgetattr(theirs)
+        self.process = terminal.start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
+        self.theirs = theirs
+        self.seen = b""
+
+    def size(self, rows: int, cols: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def types(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    async def sees(self, words: bytes) -> None:
+        def read() -> None:
+            deadline = time.monotonic() + WAIT_S
+            while words not in self.seen:
+                assert time.monotonic() < deadline, self.seen
+                if select.select([self.ours], [], [], 0.5)[0]:
+                    self.seen += os.read(self.ours, 4096)
+
+        await asyncio.to_thread(read)
+        self.seen = self.seen.partition(words)[2]
+
+    async def ends(self) -> int:
+        code = await asyncio.to_thread(self.process.wait, WAIT_S)
+        assert termios.tcgetattr(self.theirs) == self.before, "the terminal is as it was"
+        os.close(self.theirs)
+        os.close(self.ours)
+        return code
+
+
+async def test_a_shell_on_a_terminal_is_one_until_it_exits_or_its_session_ends(
+    stage: Stage, terminal: Terminal, until: Until
+) -> None:
+    async with running(stage, until) as session:
+        one = Sitting(terminal, "shell", session)
+        one.types(b"stty size; echo $((40 + 2)) $TERM\n")
+        await one.sees(b"41 123\r\n")
+        await one.sees(b"42 xterm\r\n")
+        one.size(50, 99)
+        one.process.send_signal(signal.SIGWINCH)
+        one.types(b"sleep 4720\n")
+        await one.sees(b"sleep 4720\r\n")
+        one.types(b"\x03")
+        one.types(b"stty size\n")
+        await one.sees(b"50 99\r\n")
+        one.types(b"exit 3\n")
+        assert await one.ends() == 3
+
+        hung = Sitting(terminal, "shell", session, "sh", "-c", "echo begun; trap '' INT HUP; sleep 4721")
+        await hung.sees(b"begun\r\n")
+        hung.types(b"\x03\r~.")
+        assert await hung.ends() == 128 + signal.SIGHUP
+
+        last = Sitting(terminal, "shell", session)
+        last.types(b"echo $((40 + 3))\n")
+        await last.sees(b"43\r\n")
+    await last.sees(b"sandhog: ")
+    assert await last.ends() == 255
+    code, _, err = await terminal.run("shell", session, "true")
+    assert (code, b"has no box now" in err) == (1, True), err
+
+
+async def test_files_go_into_a_box_and_come_out(
+    stage: Stage, terminal: Terminal, until: Until, tmp_path: Path, state_dir: Path
+) -> None:
+    local = tmp_path / "local"
+    (local / "sub").mkdir(parents=True)
+    (local / "sub" / "large").write_bytes(os.urandom(3_000_000))
+    (local / "run.sh").write_text("#!/bin/sh\n")
+    (local / "run.sh").chmod(0o755)
+    async with running(stage, until) as session:
+
+        async def copied(*words: str) -> str:
+            code, out, err = await terminal.run("cp", *words)
+            assert (code, out) == (0, b""), err
+            return err.decode()
+
+        assert await copied(str(local), f"{session}:.") == ""
+        assert (stage.project / "local" / "sub" / "large").read_bytes() == (local / "sub" / "large").read_bytes()
+        assert (stage.project / "local").stat().st_uid == stage.project.stat().st_uid
+        await copied(str(local / "run.sh"), f"{session}:/tmp/renamed.sh")
+        await copied(f"{session}:/tmp/renamed.sh", str(tmp_path))
+        assert (tmp_path / "renamed.sh").stat().st_mode & 0o777 == 0o755
+        await copied(f"{session}:local", str(tmp_path / "back"))
+        assert (tmp_path / "back" / "sub" / "large").read_bytes() == (local / "sub" / "large").read_bytes()
+        await copied(f"{session}:mine.txt", str(tmp_path / "theirs.txt"))
+        assert (tmp_path / "theirs.txt").read_text() == "mine\n"
+
+        (stage.project / "local" / "evil").symlink_to("/etc/passwd")
+        for words, said in (
+            ((f"{session}:local", str(tmp_path / "evil")), b"leads to '/etc/passwd', out of"),
+            ((f"{session}:missing", str(tmp_path / "x")), b"No such file"),
+            ((f"{session}:mine.txt", str(tmp_path / "no" / "x")), b"cannot be written"),
+            ((str(tmp_path / "missing"), f"{session}:."), b"cannot be read"),
+            ((str(local), f"{session}:/no/such/place"), b"is no directory of the box"),
+            ((str(local), f"{session}:/etc/x"), b"ermission denied"),
+        ):
+            code, _, err = await terminal.run("cp", *words)
+            assert (code, said in err, err.count(b"\n")) == (1, True, 1), err
+        code, _, err = await terminal.run("cp", str(local), str(tmp_path))
+        assert (code, b"ID:PATH" in err) == (2, True)
+        assert [action for action, _ in audited(state_dir, session)][:3] == ["copy_in", "copy_in", "copy_out"]
+
+
+async def test_a_port_of_the_box_is_reached_from_here(
+    stage: Stage, terminal: Terminal, until: Until, state_dir: Path
+) -> None:
+    async with running(stage, until) as session:
+        server = terminal.start("shell", session, "python3", "-c", SERVER)
+        assert server.stdout is not None
+        there = int(await asyncio.to_thread(server.stdout.readline))
+        forwarder = terminal.start("port", session, f"{there}:0")
+        assert forwarder.stderr is not None
+        said = (await asyncio.to_thread(forwarder.stderr.readline)).decode()
+        here = int(said.partition("127.0.0.1:")[2].partition(" ")[0])
+
+        async def asked(number: int) -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", here)
+            writer.write(b"later:" + b"%d" % number * 40_000)
+            writer.write_eof()
+            got = await reader.read()
+            writer.close()
+            return got
+
+        async with asyncio.timeout(WAIT_S):
+            answers = await asyncio.gather(*(asked(number) for number in range(12)))
+        assert answers == [(b"later:" + b"%d" % number * 40_000)[::-1] for number in range(12)]
+        with socket.create_connection(("127.0.0.1", here), WAIT_S) as client:
+            client.sendall(b"to and fro")
+            assert client.recv(100) == b"to and fro"
+            forwarder.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(forwarder.wait, WAIT_S) == 130
+        forwarder.communicate()
+        server.send_signal(signal.SIGINT)
+        await asyncio.to_thread(server.communicate, None, WAIT_S)
+        assert ("port_end", "13 connections") in audited(state_dir, session)
+        code, _, err = await terminal.run("port", session, "70000")
+        assert (code, err.count(b"\n")) == (2, 1)
+
+
+async def test_of_an_ended_session_what_is_kept_of_its_copy_is_read_and_written(
+    stage: Stage, terminal: Terminal, tmp_path: Path
+) -> None:
+    script = [bash("mkdir made; echo x > made/file; ln -s /etc/passwd link"), Turn("done")]
+    played = await stage.play(script, copy=True, keep="always")
+    session = played.result.session_id
+
+    code, _, err = await terminal.run("cp", f"{session}:made", str(tmp_path / "out"))
+    assert (code, err) == (0, b"")
+    assert (tmp_path / "out" / "file").read_text() == "x\n"
+    code, _, err = await terminal.run("cp", f"{session}:/etc/passwd", str(tmp_path))
+    assert (code, b"not below /workspace" in err) == (1, True)
+    (tmp_path / "new.txt").write_text("new\n")
+    code, _, err = await terminal.run("cp", str(tmp_path / "new.txt"), f"{session}:made/renamed.txt")
+    assert (code, err) == (0, b"")
+    code, _, err = await terminal.run("cp", f"{session}:made/renamed.txt", str(tmp_path / "again.txt"))
+    assert (code, err) == (0, b"")
+    assert (tmp_path / "again.txt").read_text() == "new\n"
+    code, _, err = await terminal.run("shell", session)
+    assert (code, b"has no box now" in err) == (1, True), err
+
+    gone = (await stage.play([Turn("done")], copy=True)).result.session_id
+    code, _, err = await terminal.run("cp", f"{gone}:a.txt", str(tmp_path))
+    assert (code, b"no private copy of it is kept" in err) == (1, True), err
