@@ -108,7 +108,9 @@ def _check_session(session_dir: Path, projects: Path, verdict: Verdict, may_fail
     rebuilt = rebuild(reading.entries)
     _check_history(name, rebuilt, verdict)
     _check_end(name, events, verdict, may_fail)
-    workspace = session_dir / COPY_DIR if started.workspace_mode == WorkspaceMode.COPY else projects / started.prompt
+    workspace = (
+        session_dir / COPY_DIR if started.workspace_mode == WorkspaceMode.COPY.value else projects / started.prompt
+    )
     log = workspace / "log"
     calls = asked_calls(name, events, verdict.violations)
     verdict.calls.update(call.kind for call in calls)
