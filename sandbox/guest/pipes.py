@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 EXIT_S = 2.0
 """A command that has closed its output exits of its own accord within that time, or is killed."""
 
+KILL_AGAIN_S = 0.1
+
 
 class Pipe:
     """One command and its three pipes, or both ends of its terminal; a descriptor of -1 is closed."""
@@ -114,13 +116,19 @@ class Pipes:
                 pipe.host_ended = True
                 self._write(pipe)
             case PipeOp.CLOSE:
-                kill_marked(pipe.marker)
+                self._kill(pipe)
 
     def link_lost(self) -> None:
         """End every command: nobody is left who could talk to it."""
         for pipe in list(self._pipes.values()):
             self._drop(pipe)
-            kill_marked(pipe.marker)
+            self._kill(pipe)
+
+    def _kill(self, pipe: Pipe) -> None:
+        """End a command for certain: the spawner may not have come to starting it yet."""
+        kill_marked(pipe.marker)
+        if pipe.ended is None:
+            self._loop.after(KILL_AGAIN_S, lambda: self._kill(pipe))
 
     def _spawn(self, pipe: Pipe, what: tuple[Any, ...], tty: dict[str, int] | None) -> None:
         fds: list[int] = []

@@ -129,6 +129,14 @@ def test_closing_ends_it_with_all_it_started(box: Box, run: Callable[..., RunAns
     until(lambda: run(alive).stdout.text().strip() == "0", "nothing of it is left", WAIT_S)
 
 
+def test_closing_ends_also_what_is_only_about_to_start(box: Box) -> None:
+    for _ in range(10):
+        talk = Talk(box, "sleep", "4722")
+        assert talk.pipe is not None
+        talk.pipe.close()
+        assert talk.ended().signal == 9
+
+
 def test_what_cannot_be_started_says_why(box: Box) -> None:
     assert "could not be started" in Talk(box, "/no/such/program").ended().words
     with pytest.raises(GuestRefused):
