@@ -316,3 +316,11 @@ def test_every_kind_of_wish_survives_its_frame() -> None:
         packed = {name: value.encode() if isinstance(value, str) else value for name, value in fields.items()}
         frame, body = channels.read_frame(packed)
         assert (frame.wanted, body) == (wish, b"b")
+
+
+def test_doors_that_close_leave_nothing_in_redis(redis_client: redis.Redis) -> None:
+    # Nobody waits for an order any more: the one that ends the wait is taken by nobody.
+    doors = Doors(redis_client, "node", lambda session: None)
+    doors.close()
+
+    assert redis_client.exists(keys.channel_orders("node")) == 0

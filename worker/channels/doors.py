@@ -60,6 +60,11 @@ class Doors:
             channel.join(END_S)
         if self._thread.is_alive():
             self._thread.join(END_S)
+        try:
+            # The wait may have been over already, and nobody takes it out then.
+            self._redis.lrem(self._orders, 0, b"")  # type: ignore[arg-type]
+        except redis.RedisError as exc:
+            log.info("an order to end is left", extra={"error": str(exc)})
 
     def _keep(self) -> None:
         while not self._closed.is_set():
