@@ -9,7 +9,8 @@ from typing import Any
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 
 SLOW_OF_100 = 12
-"""So many of a hundred commands sleep, before or behind their line, so that faults meet them half done."""
+"""So many of a hundred commands sleep, unless said otherwise: before or behind their line, so that faults meet them
+half done."""
 READING_OF_100 = 10
 """So many of a hundred steps read in between: groups, not only chains."""
 SLEEP_S = 0.3
@@ -26,8 +27,9 @@ FAILURES = (
 class ChaosModel:
     """Says what the sessions' model says; one for all sessions, and called by many threads."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, slow_of_100: int = SLOW_OF_100) -> None:
         self._random = random.Random(seed)
+        self._slow_of_100 = slow_of_100
         self._lock = threading.Lock()
         self._calls = 0
         self._failing: deque[Turn | None] = deque()
@@ -74,6 +76,6 @@ class ChaosModel:
         self._calls += 1
         token = f"t{self._calls}"
         parts = [f"echo {token} >> log", f"echo said {token}"]
-        if self._random.randrange(100) < SLOW_OF_100:
+        if self._random.randrange(100) < self._slow_of_100:
             parts.insert(self._random.randrange(2), f"sleep {SLEEP_S}")
         return ScriptedCall("Bash", {"command": "; ".join(parts)})

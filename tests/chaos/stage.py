@@ -21,7 +21,7 @@ from docker.errors import APIError
 from coordinator.endpoint.scripted import ScriptedEndpoint
 from tests.chaos.checker import redis_leftovers
 from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
-from tests.chaos.model import ChaosModel
+from tests.chaos.model import SLOW_OF_100, ChaosModel
 from tests.chaos.parts import CoordinatorPart, Part, RedisServer, Worker, until
 
 AGENT_UID = 54_321
@@ -43,6 +43,8 @@ class Shape:
     """Whether the shared volume is a file system of its own, which can be full."""
     most_pause_s: float = 2.5
     """How long a part stands still at most."""
+    slow_of_100: int = SLOW_OF_100
+    """How many of a hundred commands take their time."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class ChaosStage:
         self.projects = directory / "projects"
         self.projects.mkdir()
         self.has_volume = False
-        self.model = ChaosModel(seed)
+        self.model = ChaosModel(seed, shape.slow_of_100)
         self.endpoint = ScriptedEndpoint(self.model)
         self.endpoint.requests = type(self.endpoint.requests)(maxlen=1)
         self.redis = RedisServer(directory)
