@@ -90,7 +90,7 @@ class Held:
         if len(self.messages) >= MAX_MESSAGES:
             raise Refused(Code.TOO_MANY, f"{MAX_MESSAGES} messages wait already.", retry_after_s=10)
         self.messages.append(text)
-        self._said.set()
+        self._go_on()
 
     def finish(self, text: str) -> None:
         """Let the session complete, once it does nothing.
@@ -101,7 +101,7 @@ class Held:
         if self.caller is not None:
             self.caller.end(text)
         self._is_finished = True
-        self._said.set()
+        self._go_on()
 
     @property
     def limits(self) -> Limits:
@@ -121,7 +121,7 @@ class Held:
     def cancel(self) -> None:
         """End the session once each of its calls has its answer."""
         self.cancelled.set()
-        self._said.set()
+        self._go_on()
 
     def leave(self) -> None:
         """Let go of the session where it is, for another coordinator to go on with."""
@@ -200,6 +200,12 @@ class Held:
     @property
     def _make_loop(self) -> Callable[..., SessionLoop]:
         return SessionLoop if self.caller is None else partial(CallerLoop, caller=self.caller)
+
+    def _go_on(self) -> None:
+        """Wait for nothing more: there is something to do, or the session ends."""
+        if self.entry.facts.state == "idle":
+            self.entry.facts.state = "running"
+        self._said.set()
 
     async def _next_message(self, turn: TurnEnded) -> str | None:
         while not (self.cancelled.is_set() or self._is_finished):

@@ -9,20 +9,24 @@ from pathlib import Path
 import pytest
 
 from coordinator.endpoint.model import ModelClient, ModelSettings
+from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always
 from coordinator.session.catching_up import FORKED
+from coordinator.session.copying import Copying, TakenStep
 from coordinator.session.forking import demand_forkable, lay_out, request_of, step_of
-from coordinator.session.history import validate
+from coordinator.session.history import History, validate
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelTable
+from coordinator.session.place import SessionPlace
 from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, find, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import save_session
 from coordinator.session.session_events import SessionForked, SessionStarted
+from coordinator.session.step_events import ModelReplied, ReplyTaken
 from coordinator.session.takeover import strays
 from coordinator.session.workspace_choice import Chosen
 from tests.coordinator.resuming import in_memory_cluster
@@ -151,6 +155,39 @@ def test_a_fork_ends_with_its_step(found: Resumable, tmp_path: Path, step: int, 
     assert sum(one["role"] == "assistant" for one in messages) == step
     assert [one["content"] for one in messages if one["role"] == "tool"] == ["a1", "a2"]
     assert fork.rebuilt.steps == step
+
+
+class Noted(SessionPlace):
+    """A place that only notes for whom a copy was wanted."""
+
+    def __init__(self) -> None:
+        self.copies: list[str] = []
+
+    async def copy_to(self, target: str) -> None:
+        self.copies.append(target)
+
+
+async def test_a_session_that_runs_is_copied_between_two_steps() -> None:
+    place, history, running, taken = Noted(), History("system"), asyncio.Lock(), TakenStep()
+    history.journal = lambda event: taken(event) if isinstance(event, ReplyTaken) else None
+    history.add_user("do it")
+    copying = Copying(place, history, running, taken)
+    call = RawCall(0, "c", "Bash", "{}")
+    taken(ModelReplied(step=1, text="", calls=(call,), finish_reason="tool_calls"))
+    history.add_reply(ModelReply("", (call,), "tool_calls", None, None, {}), ["c"])
+    async with running:
+        asked = asyncio.create_task(copying.copy_to("fork"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert place.copies == [], "its calls run"
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert place.copies == [], "their answers are being fitted together"
+    history.add_answers(["done"])
+    async with asyncio.timeout(30):
+        assert await asked == 1
+    assert place.copies == ["fork"]
+    assert await copying.copy_to("other") == 1, "while the model is asked, nothing runs"
 
 
 def test_what_cannot_be_forked_is_said_with_what_to_do(found: Resumable, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -9,6 +10,11 @@ import redis
 
 from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.service.records import SessionRecord, write_record
+from coordinator.service.wanted import NewSession
+from coordinator.session.forking import lay_out, request_of
+from coordinator.session.model_table import ModelTable
+from coordinator.session.resume import find
 from tests.coordinator.api.conftest import Served, Serves, code, prompt
 from worker.contract import keys
 from worker.contract.orders import NodeLife
@@ -149,6 +155,27 @@ async def test_a_place_in_the_clusters_line_is_shown_by_every_server(serve: Serv
     for session_id in (first, second):
         await here.post(f"/v1/sessions/{session_id}/cancel")
         assert (await ours.ended(here, session_id))["queue"] is None
+
+
+async def test_a_fork_that_waited_when_its_server_ended_begins_at_the_next_one(serve: Serves) -> None:
+    state_dir = serve.state_dir
+    first = await serve(heard)
+    parent = await made(first.client(), **prompt("one"))
+    assert (await first.ended(first.client(), parent))["status"] == "completed"
+    fork = "20300131-120000-0000000f"
+    fork_dir = state_dir / "sessions" / fork
+    (fork_dir / "work").mkdir(parents=True)
+    wanted = NewSession(prompt="two")
+    record = SessionRecord(session_id=fork, created_at=datetime.now(UTC), wanted=wanted, forked_from=parent)
+    found = find(state_dir, parent)
+    write_record(fork_dir, record)
+    lay_out(found, fork, request_of(found, ModelTable()), found.saved.to_model(None), 1)
+    assert (await first.client().get(f"/v1/sessions/{fork}")).json()["status"] == "queued"
+    second = await serve(heard)
+    shown = await second.ended(second.client(), fork)
+    assert (shown["status"], shown["forked_from"], shown["step"]) == ("completed", parent, 2), shown
+    assert shown["text"].startswith("one / [This conversation goes on here in a fork")
+    assert shown["text"].endswith("two")
 
 
 async def test_wishes_are_taken_once_in_their_order(served: Served) -> None:
