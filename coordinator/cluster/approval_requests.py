@@ -3,7 +3,7 @@
 Every operation may be repeated; none waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from redis.asyncio import Redis
@@ -28,6 +28,17 @@ class Asked:
     """Time until its deadline."""
     answer: ApprovalAnswer | None
     """Given already; None while it waits."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A request that waits for an answer, and since when."""
+
+    request: ApprovalRequest
+    asked_s: float
+    """Seconds since 1970, by Redis' clock."""
+    deadline_s: float
+    """Likewise."""
 
 
 class Requests:
@@ -86,16 +97,27 @@ class Requests:
 
     async def waiting(self, session: str | None = None) -> Sequence[ApprovalRequest]:
         """Return the requests that wait for an answer, of one session or all, the next deadline first."""
+        names = [(owner, name) for owner, name in await self.names() if session in (None, owner)]
+        return [one.request for one in await self.standing(names)]
+
+    async def names(self) -> list[tuple[str, str]]:
+        """Return session and name of each request that waits for an answer, the next deadline first."""
         now = int((await self._redis.time())[0]) * 1000
         members = await self._redis.zrangebyscore(keys.APPROVALS, now, "+inf")
-        names = [_text(member).rsplit(":", 1) for member in members]
-        found = []
-        for owner, name in names:
-            if session is None or owner == session:
-                request = await self._redis.hget(keys.approval(owner, name), "request")
-                if request is not None:
-                    found.append(ApprovalRequest.model_validate_json(request))
-        return found
+        return [(owner, name) for owner, _, name in (_text(member).rpartition(":") for member in members)]
+
+    async def standing(self, names: Iterable[tuple[str, str]]) -> list[Standing]:
+        """Return the requests of these sessions and names; one that has gone meanwhile is left out."""
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for owner, name in names:
+                pipe.hmget(keys.approval(owner, name), ["request", "asked", "deadline"])
+            found = await pipe.execute()
+        return [
+            # One that an earlier release asked says no time.
+            Standing(ApprovalRequest.model_validate_json(request), int(asked or deadline) / 1000, int(deadline) / 1000)
+            for request, asked, deadline in found
+            if request is not None
+        ]
 
 
 def _member(session: str, name: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from coordinator.page.story import Block
+from coordinator.page.blocks import Block
 
 MIN_PERCENT = 0.25
 """A shorter bar could not be seen."""

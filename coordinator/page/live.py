@@ -7,17 +7,20 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from fastapi import Request
 from redis.exceptions import RedisError
 
 from coordinator.errors import ConfigError
 from coordinator.page import bars, rendering
+from coordinator.page.agents import Agents
+from coordinator.page.blocks import Block
+from coordinator.page.login import Visitor
 from coordinator.page.routing import Page, cookie_name
-from coordinator.page.story import Block, Story
-from coordinator.service import approving
+from coordinator.page.story import Story
 from coordinator.service.entries import Entry
 from coordinator.service.journal import BEGINNING, EventId, Line
 from coordinator.session.step_events import TextDelta
@@ -31,86 +34,146 @@ TICK_S = 2.0
 """Between looks at bars that grow, at approvals, and at whether the login still stands."""
 
 
-@dataclass
+AGENTS_TICK_S = 0.5
+"""The same while sub-agents are at work."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What an open page is about: a session, or one sub-agent of it."""
+
+    entry: Entry
+    agent: str = ""
+    """The sub-agent's name."""
+    directory: Path | None = None
+    """Of the sub-agent's transcript."""
+
+    @property
+    def root(self) -> str:
+        """Path of the session's page."""
+        return f"/sessions/{self.entry.session_id}"
+
+    @property
+    def base(self) -> str:
+        """Path of the open page."""
+        return f"{self.root}/agents/{self.agent}" if self.agent else self.root
+
+
 class _Shown:
     """What one open page has."""
 
-    entry: Entry
-    page: Page
-    csrf: str
-    story: Story = field(default_factory=Story)
-    sent: dict[str, str] = field(default_factory=dict)
-    """By the element's id, what was sent last."""
+    def __init__(self, watched: Watched, page: Page, visitor: Visitor) -> None:
+        self.story = Story()
+        self.watched = watched
+        self.page = page
+        self._visitor = visitor
+        self._agents = Agents(watched.entry.directory)
+        self._sent: dict[str, str] = {}
+        """By the element's id, what was sent last."""
+        self._asking = -1
+
+    @property
+    def tick_s(self) -> float:
+        """How long nothing may be looked at."""
+        return AGENTS_TICK_S if self._agents.are_running else TICK_S
 
     async def parts(self) -> list[bytes]:
         """Return messages for all that is other than what was sent."""
         now_s = time.time()
-        base = f"/sessions/{self.entry.session_id}"
-        found = [("facts", "facts", {"session": self.page.sessions.view(self.entry), "csrf": self.csrf})]
-        asks = await approving.waiting(self.page.sessions.cluster.requests, self.entry.session_id)
-        found.append(("asks", "asks", {"asks": asks, "base": base, "csrf": self.csrf}))
-        found.append(("todos", "todos", {"items": self.story.todos}))
-        found.append(("overview", "overview", {"axis": bars.of_all(self.story.blocks, now_s)}))
-        messages = [one for element, macro, context in found if (one := self._part(element, macro, context))]
+        root, base = self.watched.root, self.watched.base
+        at_work = await asyncio.to_thread(self._agents.read, self.story.blocks)
+        messages = [] if self.watched.agent else await self._about_the_session()
+        messages += self._part("todos", "todos", items=self.story.todos)
+        messages += self._part("overview", "overview", axis=bars.of_all(self.story.blocks, now_s))
         for block in self.story.changed():
-            context = {"block": block, "axis": bars.of_block(block, now_s), "base": base, "root": base}
-            if one := self._part(f"block-{block.key}", "block", context):
-                messages.append(one)
+            axis = bars.of_block(block, now_s)
+            messages += self._part(f"block-{block.key}", "block", block=block, axis=axis, base=base, root=root)
+        # One that has ended is in its block, which has changed.
+        for child in (child for child in at_work if child.ended_s is None):
+            messages += self._part(f"agent-{child.name}", "agent", child=child, root=root)
         messages += self._growing(now_s)
+        asking = await self.page.asking.count(self._visitor.principal)
+        if asking != self._asking:
+            self._asking = asking
+            messages.append(_message("asking", {"count": asking}))
         return messages
 
-    def _growing(self, now_s: float) -> Iterator[bytes]:
+    async def _about_the_session(self) -> list[bytes]:
+        entry, csrf = self.watched.entry, self._visitor.csrf
+        asks = await self.page.asking.of(entry)
+        return [
+            *self._part("facts", "facts", session=self.page.sessions.view(entry), csrf=csrf),
+            *self._part("asks", "asks", asks=asks, csrf=csrf),
+        ]
+
+    def _growing(self, now_s: float) -> list[bytes]:
         last: Block | None = self.story.blocks[-1] if self.story.blocks else None
-        if last is not None and last.is_open:
-            context = {"block": last, "axis": bars.of_block(last, now_s)}
-            if one := self._part(f"bars-{last.key}", "bars", context):
-                yield one
+        if last is None or not last.is_open:
+            return []
+        return self._part(f"bars-{last.key}", "bars", block=last, axis=bars.of_block(last, now_s))
 
-    def _part(self, element: str, macro: str, context: dict[str, object]) -> bytes | None:
+    def _part(self, element: str, macro: str, **context: object) -> list[bytes]:
         html = rendering.fragment("parts.html", macro, **context)
-        if self.sent.get(element) == html:
-            return None
-        self.sent[element] = html
-        return _message("part", {"id": element, "html": html})
+        if self._sent.get(element) == html:
+            return []
+        self._sent[element] = html
+        return [_message("part", {"id": element, "html": html})]
 
 
-async def live(request: Request, page: Page, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
+@dataclass
+class _Pace:
+    """When an open page is told what is new."""
+
+    told_at: float
+    is_behind: bool = False
+    """Something was kept that it has not been told."""
+
+    def is_due(self, item: Line | TextDelta | None, now: float, tick_s: float) -> bool:
+        """Whether it is now, with what has just come; True begins the next wait."""
+        gathered = self.is_behind and (not isinstance(item, Line) or now - self.told_at > GATHER_S)
+        is_due = gathered or (item is None and now - self.told_at > tick_s)
+        if is_due:
+            self.told_at, self.is_behind = now, False
+        return is_due
+
+
+async def live(request: Request, page: Page, watched: Watched, after: EventId) -> AsyncIterator[bytes]:
     """Yield the stream of one open page, which shows all up to an event; the browser asks anew where it is cut off."""
-    try:
-        async for message in _messages(request, page, entry, after):
-            yield message
-    except (RedisError, ConfigError) as exc:
-        log.info("an open page is cut off", extra={"session_id": entry.session_id, "error": str(exc)})
-
-
-async def _messages(request: Request, page: Page, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
     secret = request.cookies.get(cookie_name(request, "login"), "")
-    visitor = await asyncio.to_thread(page.logins.visitor, secret)
-    if visitor is None:
-        return
-    shown = _Shown(entry, page, visitor.csrf)
+    try:
+        visitor = await asyncio.to_thread(page.logins.visitor, secret)
+        if visitor is not None:
+            async for message in _messages(_Shown(watched, page, visitor), secret, after):
+                yield message
+    except (RedisError, ConfigError, OSError) as exc:
+        session_id = watched.entry.session_id
+        log.info("an open page is cut off", extra={"session_id": session_id, "error": str(exc)})
+
+
+async def _messages(shown: _Shown, secret: str, after: EventId) -> AsyncIterator[bytes]:
+    watched, page = shown.watched, shown.page
     clock = asyncio.get_running_loop().time
-    told_at, is_behind = clock(), False
+    pace = _Pace(clock())
     yield b"retry: 2000\n\n"
-    async for item in page.sessions.events(entry, BEGINNING):
+    async for item in page.sessions.events(watched.entry, BEGINNING, watched.directory):
         if isinstance(item, Line):
             shown.story.take([item])
             if item.id <= after:
                 shown.story.changed()
                 continue
-            is_behind = True
-        gathered = is_behind and (item is None or isinstance(item, TextDelta) or clock() - told_at > GATHER_S)
-        if gathered or (item is None and clock() - told_at > TICK_S):
-            told_at, is_behind = clock(), False
+            pace.is_behind = True
+        if pace.is_due(item, clock(), shown.tick_s):
             for message in await shown.parts():
                 yield message
             yield b": still there\n\n"
             if await asyncio.to_thread(page.logins.visitor, secret) is None:
                 yield _message("left", {})
                 return
-        if isinstance(item, TextDelta):
+        if isinstance(item, TextDelta) and not watched.agent:
             # Behind the block that it belongs to.
             yield _message("said", {"step": item.step, "text": visible(item.text)})
+        if watched.agent and shown.story.has_ended:
+            break
     for message in await shown.parts():
         yield message
     yield _message("over", {})

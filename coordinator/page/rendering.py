@@ -22,8 +22,8 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 
 def page(template: str, request: Request, *, status: int = 200, **context: Any) -> HTMLResponse:
     """Return a whole page."""
-    visitor = getattr(request.state, "visitor", None)
-    html = _environment().get_template(template).render(visitor=visitor, path=request.url.path, **context)
+    about = {name: getattr(request.state, name, None) for name in ("visitor", "asking")}
+    html = _environment().get_template(template).render(path=request.url.path, **about, **context)
     return HTMLResponse(_sendable(html), status)
 
 

@@ -125,6 +125,13 @@ async def drain(
     return RedirectResponse("/fleet", 303)
 
 
+@router.get("/approvals")
+async def approvals(request: Request, visitor: Seen, page: ThePage) -> Response:
+    """Show what waits for a yes, in all sessions that the visitor may know of."""
+    asks, total = await page.asking.every(visitor.principal)
+    return rendering.page(_whole_or_part(request, "approvals"), request, asks=asks, total=total)
+
+
 @router.get("/sessions")
 async def sessions(
     request: Request,
@@ -168,5 +175,5 @@ def _login_page(
 
 def _own_path(text: str) -> str:
     """Return where to go after the login: a path of this page, whatever was asked for."""
-    is_own = text.startswith(("/fleet", "/sessions")) and not any(char in text for char in "\\\r\n\t\0")
+    is_own = text.startswith(("/fleet", "/sessions", "/approvals")) and not any(char in text for char in "\\\r\n\t\0")
     return text if is_own else "/fleet"

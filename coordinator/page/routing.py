@@ -4,6 +4,7 @@ Errors become pages, and every answer carries the same strict headers.
 """
 
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from coordinator.api.errors import STATUS, words_of
 from coordinator.audit import Action, AuditLog
 from coordinator.errors import ConfigError
 from coordinator.page import rendering
+from coordinator.page.asking import Asking
 from coordinator.page.login import Logins, Patience, Visitor, is_csrf_of
 from coordinator.service.entries import Entry
 from coordinator.service.refusals import Code, Refused
@@ -52,6 +54,7 @@ class Page:
     logins: Logins
     patience: Patience
     audit: AuditLog
+    asking: Asking
 
 
 class _NotLoggedIn(Exception):
@@ -78,6 +81,9 @@ class PageRoute(APIRoute):
                 response = refusal(request, Refused(Code.UNAVAILABLE, "Redis does not answer.", "Try again."))
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
+            if (asking := getattr(request.state, "asking", None)) is not None:
+                # A script that refreshes a part of a page shows it in the header, which is no part of that.
+                response.headers["X-Asking"] = str(asking)
             return response
 
         return served
@@ -133,6 +139,9 @@ async def _visitor(request: Request) -> Visitor:
     if visitor is None:
         raise _NotLoggedIn
     request.state.visitor = visitor
+    # A page that needs no Redis is shown without it, too.
+    with suppress(RedisError):
+        request.state.asking = await page_of(request).asking.count(visitor.principal)
     return visitor
 
 

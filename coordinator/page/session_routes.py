@@ -4,15 +4,17 @@ import time
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Path, Query, Request
+from fastapi import APIRouter, Depends, Form, Path, Query, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
-from coordinator.page import bars, diff, rendering, wording
-from coordinator.page.live import live
+from coordinator.page import agents, bars, diff, rendering, wording
+from coordinator.page.asking import asker
+from coordinator.page.live import Watched, live
 from coordinator.page.routing import (
     HEADERS,
     PLAIN_HEADERS,
     Acting,
+    Page,
     PageRoute,
     Shown,
     ThePage,
@@ -23,7 +25,7 @@ from coordinator.service import approving, files, kept
 from coordinator.service.journal import BEGINNING, EventId, Journal
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
-from coordinator.session.subagents import CHILDREN_DIR
+from coordinator.session.transcript import CHILDREN_DIR
 from coordinator.visible import visible
 
 MAX_TEXT_BYTES = 1024 * 1024
@@ -32,21 +34,32 @@ MAX_TEXT_BYTES = 1024 * 1024
 router = APIRouter(prefix="/sessions/{session_id}", route_class=PageRoute, include_in_schema=False)
 
 CallName = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$")]
-ChildName = Annotated[str, Path(pattern=r"^[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,9}(\.[0-9]{1,9}-[0-9]{1,9}-[0-9]{1,9}){0,9}$")]
+ChildName = Annotated[str, Path(pattern=f"^{agents.NAME}$")]
+LastEvent = Annotated[str, Query(max_length=40)]
+
+
+async def _agent_dir(entry: Shown, name: ChildName) -> FilePath:
+    directory = entry.directory / CHILDREN_DIR / name
+    if not directory.is_dir():
+        raise Refused(Code.NOT_FOUND, f"Session {entry.session_id} has no sub-agent {name}.")
+    return directory
+
+
+AgentDir = Annotated[FilePath, Depends(_agent_dir)]
 
 
 @router.get("")
 async def session(
     request: Request, entry: Shown, page: ThePage, before: Annotated[int | None, Query(ge=1)] = None
 ) -> Response:
-    """Show a session: what was said, each step, each call."""
-    story, last = await on_volume(_read, Story(before), entry.directory)
+    """Show a session: what was said, each step, each call, each sub-agent."""
+    story, last = await on_volume(_read, Story(before), entry.directory, entry.directory)
     root = f"/sessions/{entry.session_id}"
     return rendering.page(
         "session.html",
         request,
         session=page.sessions.view(entry),
-        asks=await approving.waiting(page.sessions.cluster.requests, entry.session_id),
+        asks=await page.asking.of(entry),
         root=root,
         base=root,
         child=None,
@@ -56,37 +69,41 @@ async def session(
 
 
 @router.get("/agents/{name}")
-async def agent(request: Request, entry: Shown, page: ThePage, name: ChildName) -> Response:
-    """Show a sub-agent of a session as it is now."""
-    directory = entry.directory / CHILDREN_DIR / name
-    if not directory.is_dir():
-        raise Refused(Code.NOT_FOUND, f"Session {entry.session_id} has no sub-agent {name}.")
-    story, _ = await on_volume(_read, Story(), directory)
+async def agent(request: Request, entry: Shown, page: ThePage, directory: AgentDir, name: ChildName) -> Response:
+    """Show a sub-agent of a session."""
+    story, last = await on_volume(_read, Story(), directory, entry.directory)
     root = f"/sessions/{entry.session_id}"
+    base = f"{root}/agents/{name}"
     return rendering.page(
         "session.html",
         request,
         session=page.sessions.view(entry),
         asks=[],
         root=root,
-        base=f"{root}/agents/{name}",
+        base=base,
         child=name,
-        stream=None,
+        stream=rendering.address(f"{base}/stream", after=last),
         **_told(story),
     )
 
 
 @router.get("/stream")
-async def stream(
-    request: Request, entry: Shown, page: ThePage, after: Annotated[str, Query(max_length=40)] = str(BEGINNING)
-) -> Response:
+async def stream(request: Request, entry: Shown, page: ThePage, after: LastEvent = str(BEGINNING)) -> Response:
     """Send what changes on a session's page behind an event, until the session or the login has ended."""
-    try:
-        last = EventId.parse(after)
-    except ValueError as exc:
-        raise Refused(Code.INVALID, f"after: {exc}.") from exc
-    headers = {**HEADERS, "X-Accel-Buffering": "no"}
-    return StreamingResponse(live(request, page, entry, last), media_type="text/event-stream", headers=headers)
+    return _stream(request, page, Watched(entry), after)
+
+
+@router.get("/agents/{name}/stream")
+async def agents_stream(
+    request: Request,
+    entry: Shown,
+    page: ThePage,
+    directory: AgentDir,
+    name: ChildName,
+    after: LastEvent = str(BEGINNING),
+) -> Response:
+    """Send what changes on a sub-agent's page, until it, its session or the login has ended."""
+    return _stream(request, page, Watched(entry, name, directory), after)
 
 
 @router.get("/calls/{name}")
@@ -95,10 +112,10 @@ async def whole_answer(entry: Shown, name: CallName) -> Response:
     return _plain(await on_volume(_answer_of, entry.directory, name))
 
 
-@router.get("/agents/{agent_name}/calls/{name}")
-async def agents_answer(entry: Shown, agent_name: ChildName, name: CallName) -> Response:
+@router.get("/agents/{name}/calls/{call}")
+async def agents_answer(directory: AgentDir, call: CallName) -> Response:
     """Send the answer to a sub-agent's call in the same way."""
-    return _plain(await on_volume(_answer_of, entry.directory / CHILDREN_DIR / agent_name, name))
+    return _plain(await on_volume(_answer_of, directory, call))
 
 
 @router.get("/spill/{name}")
@@ -137,22 +154,35 @@ async def answer(
     page: ThePage,
     decision: Annotated[Literal["allow", "always", "deny"], Form()],
     note: Annotated[str, Form(max_length=2_000)] = "",
+    agent: Annotated[str, Form(pattern=f"^({agents.NAME})?$")] = "",
+    to: Annotated[Literal["session", "approvals"], Form()] = "session",
 ) -> Response:
-    """Answer a call that waits for a yes."""
+    """Answer a call of a session, or of a sub-agent of it, that waits for a yes."""
     is_lasting = decision == "always"
     action: Literal["allow", "deny"] = "deny" if decision == "deny" else "allow"
-    detail = f"{name}{' for the whole session' if is_lasting else ''} {note}".rstrip()
+    of_agent = f" of sub-agent {agent}" if agent else ""
+    detail = f"{name}{of_agent}{' for the whole session' if is_lasting else ''} {note}".rstrip()
     await keep_action(request, visitor, action, entry.session_id, detail)
     given = approving.Given(action, note, is_lasting, f"{visitor.principal.name} on the page")
-    await approving.answer(page.sessions.cluster.requests, entry.session_id, name, given)
-    return RedirectResponse(f"/sessions/{entry.session_id}", 303)
+    await approving.answer(page.sessions.cluster.requests, asker(entry.session_id, agent), name, given)
+    return RedirectResponse("/approvals" if to == "approvals" else f"/sessions/{entry.session_id}", 303)
 
 
-def _read(story: Story, directory: FilePath) -> tuple[Story, EventId]:
+def _stream(request: Request, page: Page, watched: Watched, after: str) -> Response:
+    try:
+        last = EventId.parse(after)
+    except ValueError as exc:
+        raise Refused(Code.INVALID, f"after: {exc}.") from exc
+    headers = {**HEADERS, "X-Accel-Buffering": "no"}
+    return StreamingResponse(live(request, page, watched, last), media_type="text/event-stream", headers=headers)
+
+
+def _read(story: Story, directory: FilePath, session_dir: FilePath) -> tuple[Story, EventId]:
     """Return the story with all that was kept, and the last event of it."""
     journal = Journal(directory)
     while not story.is_cut and (lines := journal.read()):
         story.take(lines)
+    agents.Agents(session_dir).read(story.blocks)
     return story, journal.after
 
 

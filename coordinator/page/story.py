@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
 
 from pydantic import ValidationError
 
 from coordinator.page import wording
+from coordinator.page.blocks import Block, Call, Child, Note
 from coordinator.service.journal import Line
 from coordinator.session.call_events import (
     AnswerShortened,
@@ -25,103 +25,23 @@ from coordinator.session.events import Event, parse_event
 from coordinator.session.session_events import ChildEnded, ChildStarted, SessionEnded, SessionResumed, SessionStarted
 from coordinator.session.step_events import ModelReplied, StepStarted, UserMessage
 
-MAX_BLOCKS = 150
-"""So many are on one page; earlier ones have their own."""
-MAX_CALLS = 200
-"""So many of one reply are shown."""
-MAX_NOTES = 50
-"""So many of one block are shown, the newest."""
-TEXT_CHARS = 20_000
-ANSWER_CHARS = 6_000
 
-CallState = Literal["running", "asks", "success", "partial", "error"]
+@dataclass(frozen=True)
+class Bounds:
+    """How much of a session is held, and shown on one page."""
 
-
-@dataclass
-class Child:
-    """A sub-agent."""
-
-    name: str
-    """The directory of its transcript."""
-    description: str
-    profile: str
-    began_s: float
-    ended_s: float | None = None
-    status: str = "running"
-    stop_reason: str = ""
-    steps: int = 0
-    calls: int = 0
-    tokens: int = 0
+    blocks: int
+    """The newest ones; earlier ones have pages of their own."""
+    calls: int
+    """Of one reply."""
+    text_chars: int
+    answer_chars: int
+    """Of a call's answer, and of its arguments."""
 
 
-@dataclass
-class Call:
-    """One call of a reply."""
-
-    index: int
-    tool: str
-    summary: str = ""
-    arguments: str = ""
-    began_s: float | None = None
-    """Seconds since 1970; None while it waits for those before it."""
-    ended_s: float | None = None
-    state: CallState = "running"
-    error_code: str = ""
-    time_ms: float = 0.0
-    answer: str = ""
-    is_long: bool = False
-    """The answer is longer than what is shown here."""
-    total_bytes: int | None = None
-    """Size of the whole result, where the model did not see all of it."""
-    spill: str = ""
-    """Name of the file that holds the whole result; "" for none."""
-    remarks: list[str] = field(default_factory=list)
-    """How it was decided, and what was special about its answer."""
-    children: list[Child] = field(default_factory=list)
-
-
-@dataclass
-class Note:
-    """Something beside the calls."""
-
-    level: str
-    text: str
-
-
-@dataclass
-class Block:
-    """What a person said, or one step: a request to the model, its reply, the reply's calls."""
-
-    key: int
-    """Its place in the session, from 0."""
-    began_s: float
-    step: int | None = None
-    """None for what a person said."""
-    said: str = ""
-    """The person's words."""
-    by: str = "user"
-    replied_s: float | None = None
-    text: str = ""
-    refusal: str = ""
-    tokens_in: int = 0
-    tokens_out: int = 0
-    calls: dict[int, Call] = field(default_factory=dict)
-    calls_left_out: int = 0
-    notes: deque[Note] = field(default_factory=lambda: deque(maxlen=MAX_NOTES))
-
-    @property
-    def ended_s(self) -> float:
-        """When the last thing happened that is known."""
-        times = [self.began_s, self.replied_s or 0.0]
-        for call in self.calls.values():
-            times += [call.began_s or 0.0, call.ended_s or 0.0]
-        return max(times)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something of it still goes on."""
-        waits = self.step is not None and self.replied_s is None
-        return waits or any(call.ended_s is None for call in self.calls.values())
+WHOLE = Bounds(blocks=150, calls=200, text_chars=20_000, answer_chars=6_000)
+NESTED = Bounds(blocks=20, calls=50, text_chars=600, answer_chars=0)
+"""Of a sub-agent on the page of its session; it has a page of its own."""
 
 
 @dataclass
@@ -130,10 +50,12 @@ class Story:
 
     Args:
         before: Where a page of earlier steps ends: the first step that is not shown. None shows the newest.
+        bounds: How much is held.
     """
 
     before: int | None = None
-    blocks: deque[Block] = field(default_factory=lambda: deque(maxlen=MAX_BLOCKS))
+    bounds: Bounds = WHOLE
+    blocks: deque[Block] = field(init=False)
     todos: list[tuple[str, str]] = field(default_factory=list)
     """Things to do, each with pending, in_progress or completed."""
     has_ended: bool = False
@@ -141,6 +63,9 @@ class Story:
     """There are later steps."""
     _changed: set[int] = field(default_factory=set)
     _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.blocks = deque(maxlen=self.bounds.blocks)
 
     def take(self, lines: Iterable[Line]) -> None:
         """Take in more of the journal; what a later release writes is passed over."""
@@ -172,9 +97,9 @@ class Story:
             return
         match event:
             case SessionStarted():
-                self._begin(Block(self._count, at_s, said=event.prompt[:TEXT_CHARS]))
+                self._begin(Block(self._count, at_s, said=event.prompt[: self.bounds.text_chars]))
             case UserMessage():
-                self._begin(Block(self._count, at_s, said=event.text[:TEXT_CHARS], by=event.by))
+                self._begin(Block(self._count, at_s, said=event.text[: self.bounds.text_chars], by=event.by))
             case StepStarted():
                 self._begin(Block(self._count, at_s, step=event.step))
             case ModelReplied():
@@ -218,21 +143,21 @@ class Story:
         block = self._block(event.step)
         if block is None:
             return
-        block.replied_s, block.text = at_s, event.text[:TEXT_CHARS]
-        block.refusal = (event.refusal or "")[:TEXT_CHARS]
+        block.replied_s, block.text = at_s, event.text[: self.bounds.text_chars]
+        block.refusal = (event.refusal or "")[: self.bounds.text_chars]
         if event.usage is not None:
             block.tokens_in += event.usage.prompt_tokens
             block.tokens_out += event.usage.completion_tokens
-        for call in event.calls[:MAX_CALLS]:
+        for call in event.calls[: self.bounds.calls]:
             given = wording.arguments(call.arguments)
-            block.calls[call.index] = Call(call.index, call.name, arguments=given[:ANSWER_CHARS])
-        block.calls_left_out = max(0, len(event.calls) - MAX_CALLS)
+            block.calls[call.index] = Call(call.index, call.name, arguments=given[: self.bounds.answer_chars])
+        block.calls_left_out = max(0, len(event.calls) - self.bounds.calls)
 
     def _call(
         self, event: CallStarted | CallFinished | AnswerShortened | ApprovalAsked | ApprovalAnswered, at_s: float
     ) -> None:
         block = self._block(event.step)
-        if block is None or event.index >= MAX_CALLS:
+        if block is None or event.index >= self.bounds.calls:
             return
         call = block.calls.setdefault(event.index, Call(event.index, getattr(event, "tool", "")))
         match event:
@@ -240,8 +165,9 @@ class Story:
                 call.began_s, call.summary, call.state = at_s, event.summary, "running"
             case CallFinished():
                 _finish(call, event, at_s)
+                self._answer(call, event.answer)
             case AnswerShortened():
-                _answer(call, event.answer)
+                self._answer(call, event.answer)
             case ApprovalAsked():
                 call.state = "asks"
                 call.remarks.append(f"asked: {event.reason}")
@@ -249,6 +175,12 @@ class Story:
                 call.state = "running"
                 lasting = " for the whole session" if event.is_lasting else ""
                 call.remarks.append(f"{event.decision}{lasting} ({event.note}) {event.message}".rstrip())
+
+    def _answer(self, call: Call, answer: str) -> None:
+        if self.bounds.answer_chars == 0:
+            return
+        shown = wording.answer(answer)
+        call.answer, call.is_long = shown[: self.bounds.answer_chars], len(shown) > self.bounds.answer_chars
 
     def _child(self, event: ChildStarted | ChildEnded, at_s: float) -> None:
         block = self._block(event.step)
@@ -279,9 +211,3 @@ def _finish(call: Call, event: CallFinished, at_s: float) -> None:
         call.remarks.append(f"sent {event.attempt} times")
     if event.outcome_note:
         call.remarks.append(event.outcome_note)
-    _answer(call, event.answer)
-
-
-def _answer(call: Call, answer: str) -> None:
-    shown = wording.answer(answer)
-    call.answer, call.is_long = shown[:ANSWER_CHARS], len(shown) > ANSWER_CHARS

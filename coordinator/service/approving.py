@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.service.refusals import Code, Refused
-from worker.contract.approvals import ApprovalAnswer, Taken
+from worker.contract.approvals import ApprovalAnswer, ApprovalRequest, Taken
 
 
 class ApprovalView(BaseModel):
@@ -46,17 +46,19 @@ async def waiting(requests: Requests, session_id: str) -> list[ApprovalView]:
     Raises:
         RedisError: Redis does not answer.
     """
-    return [
-        ApprovalView(
-            name=request.name,
-            tool=request.tool,
-            text=request.text,
-            reason=request.reason,
-            part=request.part,
-            lasting=None if request.lasting is None else [shlex.join(words) for words in request.lasting],
-        )
-        for request in await requests.waiting(session_id)
-    ]
+    return [view_of(request) for request in await requests.waiting(session_id)]
+
+
+def view_of(request: ApprovalRequest) -> ApprovalView:
+    """Return a request as it is shown."""
+    return ApprovalView(
+        name=request.name,
+        tool=request.tool,
+        text=request.text,
+        reason=request.reason,
+        part=request.part,
+        lasting=None if request.lasting is None else [shlex.join(words) for words in request.lasting],
+    )
 
 
 async def answer(requests: Requests, session_id: str, name: str, given: Given) -> ApprovalAnswer:

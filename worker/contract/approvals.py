@@ -79,7 +79,7 @@ if r[1] == ARGV[1] and not r[4] then
 end
 local deadline = now + tonumber(ARGV[3])
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'request', ARGV[2], 'deadline', deadline)
+redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'request', ARGV[2], 'asked', now, 'deadline', deadline)
 redis.call('PEXPIRE', KEYS[1], tonumber(ARGV[3]) + tonumber(ARGV[4]))
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
 redis.call('ZADD', KEYS[2], deadline, ARGV[5])

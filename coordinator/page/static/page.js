@@ -17,6 +17,36 @@ function place(id, html, into) {
   keepFocus(old, () => old.replaceWith(made));
 }
 
+// The number of calls that wait for an answer, in the header.
+function showAsking(count) {
+  const shown = document.getElementById("asking");
+  if (!shown) return;
+  shown.textContent = String(count);
+  shown.hidden = !count;
+}
+
+// A list of forms: what is there stays where it is, so that no click meets a button that has just moved below it.
+function stay(part, fresh) {
+  const made = [...fresh.children];
+  for (const old of [...part.children]) {
+    if (!old.matches("form")) old.remove();
+    else if (!made.some((one) => one.id === old.id)) retire(old);
+  }
+  for (const one of made) {
+    if (!one.matches("form") || !document.getElementById(one.id)) part.append(one);
+  }
+}
+
+function retire(form) {
+  if (form.classList.contains("gone")) return;
+  form.classList.add("gone");
+  form.querySelector("fieldset").disabled = true;
+  const said = document.createElement("p");
+  said.className = "note";
+  said.textContent = "Answered, or its time is over.";
+  form.append(said);
+}
+
 function carryOver(old, made) {
   for (const details of old.querySelectorAll("details[open][id]")) {
     const same = made.querySelector("#" + CSS.escape(details.id));
@@ -67,9 +97,12 @@ async function refresh(part) {
   part.classList.toggle("stale", !answer.ok);
   if (answer.status === 401) location.reload();
   if (!answer.ok) return;
+  const asking = answer.headers.get("x-asking");
+  if (asking !== null) showAsking(Number(asking));
   const fresh = part.cloneNode(false);
   fresh.innerHTML = await answer.text();
-  keepFocus(part, () => part.replaceChildren(...fresh.childNodes));
+  if ("stay" in part.dataset) stay(part, fresh);
+  else keepFocus(part, () => part.replaceChildren(...fresh.childNodes));
 }
 
 for (const part of document.querySelectorAll("[data-refresh]")) {
@@ -97,6 +130,7 @@ if (main) {
     const words = document.getElementById("said-" + Number(said.step));
     if (words) follow(() => words.append(said.text));
   });
+  source.addEventListener("asking", (event) => showAsking(JSON.parse(event.data).count));
   source.addEventListener("over", () => source.close());
   source.addEventListener("left", () => location.reload());
 }

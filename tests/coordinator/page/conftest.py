@@ -17,10 +17,9 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from coordinator.service.records import RECORD, SessionRecord
 from coordinator.session.events import Event
 from coordinator.session.session_events import SessionStarted
-from tests.conftest import without_server
+from tests.conftest import SCREENSHOTS, without_server
 from tests.coordinator.api.conftest import FIRST_TOKEN, Served, Serves
 
-SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 ARGUMENTS = (
     "--no-sandbox",
     "--headless=new",
@@ -80,6 +79,7 @@ async def visit(served: Served, token: str = FIRST_TOKEN) -> Visit:
 async def open_page(browser: Browser, served: Served, token: str = FIRST_TOKEN, **options: object) -> Page:
     """Log in with a browser."""
     context: BrowserContext = await browser.new_context(base_url=served.base_url, **options)  # type: ignore[arg-type]
+    context.set_default_timeout(120_000)
     page = await context.new_page()
     await page.goto("/login")
     await page.fill("#token", token)

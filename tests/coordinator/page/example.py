@@ -152,6 +152,19 @@ def ordinary(session_id: str) -> Telling:
     return told
 
 
+def sub_agent(words: str = "Nothing else reads them.") -> Telling:
+    """What the sub-agent of the ordinary session did."""
+    told = Telling("child", "Find other readers of amounts")
+    told.reply("I look for what else reads amounts.", [("Grep", '{"pattern": "amount"}'), ("Glob", "{}")])
+    told.begin(0, "Grep", "amount")
+    told.begin(1, "Glob", "**/*.py")
+    told.finish(0, "Grep", "one line only")
+    told.finish(1, "Glob", words, error="NOT_FOUND")
+    told.reply(words)
+    told.end()
+    return told
+
+
 PATCH = b"""diff --git a/a.py b/a.py
 index 1..2 100644
 --- a/a.py

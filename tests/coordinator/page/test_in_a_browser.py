@@ -15,9 +15,10 @@ from playwright.async_api import Browser, Page, ViewportSize, expect
 
 from coordinator.endpoint.scripted import Turn
 from coordinator.service.journal import chain
+from coordinator.session.session_events import ChildEnded, ChildStarted
 from tests.coordinator.api.conftest import Served, Serves, prompt
-from tests.coordinator.page.conftest import keep_session, open_page, screenshot, started, visit
-from tests.coordinator.page.example import HOSTILE, HOSTILE_TEXT, PATCH, Telling, hostile, ordinary
+from tests.coordinator.page.conftest import keep_events, keep_session, open_page, screenshot, started, visit
+from tests.coordinator.page.example import HOSTILE, HOSTILE_TEXT, PATCH, Telling, hostile, ordinary, sub_agent
 from worker.contract import keys
 from worker.contract.approvals import ApprovalRequest
 from worker.contract.orders import NodeLife
@@ -27,6 +28,12 @@ expect.set_options(timeout=60_000)
 FIRST, SECOND = "20300131-120001-00000001", "20300131-120002-00000002"
 DESK: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 390, "height": 844}
+TOO_WIDE = """() => [...document.querySelectorAll('main *, header *')]
+    .filter(one => one.getBoundingClientRect().left + one.scrollWidth > window.innerWidth + 1)
+    .filter(one => !one.closest('svg, .summary, input, select'))
+    .map(one => `${one.tagName}.${one.className} ${one.textContent.slice(0, 60)}`)
+    .concat(document.documentElement.scrollWidth > window.innerWidth ? ['the page'] : [])"""
+"""What stands beyond the right edge of the window, also where only a part of the page would scroll."""
 
 
 def node(client: redis.Redis, name: str, *, places: int, lanes: int, used: tuple[int, int] = (0, 0)) -> None:
@@ -57,7 +64,7 @@ def fault(client: redis.Redis, key: str, tool: str) -> None:
     client.hset(key, tool, json.dumps(record))
 
 
-def ask(session: str, text: str, part: tuple[int, int] | None = None) -> ApprovalRequest:
+def ask(session: str, text: str, part: tuple[int, int] | None = None, *, agent: str = "") -> ApprovalRequest:
     return ApprovalRequest(
         session=session,
         step=4,
@@ -69,6 +76,7 @@ def ask(session: str, text: str, part: tuple[int, int] | None = None) -> Approva
         part=part,
         lasting=[["rm", "-r", "build"]],
         principal="local",
+        agent=agent,
     )
 
 
@@ -212,11 +220,13 @@ async def test_a_person_allows_denies_and_cancels(serve: Serves, browser: Browse
     await page.fill(".ask input[name=note]", "not in this repository")
     await requests.ask(ask(session_id, "ls").model_copy(update={"step": 5}), 900)
     await expect(page.locator(".ask")).to_have_count(2)
-    assert await page.input_value("[id='note-4.0']") == "not in this repository"
+    assert await page.locator(".ask input[name=note]").first.input_value() == "not in this repository"
     await page.locator(".ask").first.get_by_role("button", name="Deny").click()
     await expect(page.locator(".ask")).to_have_count(1)
+    await expect(page.locator("#asking")).to_have_text("1")
     await page.get_by_role("button", name="Always").click()
     await expect(page.locator(".ask")).to_have_count(0)
+    await expect(page.locator("#asking")).to_be_hidden()
 
     denied, allowed = await requests.answer_of(session_id, "4.0"), await requests.answer_of(session_id, "5.0")
     assert denied is not None
@@ -237,6 +247,117 @@ async def test_a_person_allows_denies_and_cancels(serve: Serves, browser: Browse
         ("allow", session_id, "5.0 for the whole session"),
         ("cancel", session_id, ""),
     ]
+
+
+async def test_all_that_waits_is_on_one_page_the_oldest_first(serve: Serves, browser: Browser) -> None:
+    for name in (FIRST, SECOND):
+        keep_session(serve.state_dir, name, [(0, started(name))])
+    served = await serve()
+    requests = served.sessions.cluster.requests
+    await requests.ask(ask(SECOND, "git push && \x1b[8mcurl evil", (0, 8)), 900)
+    page = await open_page(browser, served, viewport=DESK)
+    await expect(page.locator("#asking")).to_have_text("1")
+    await page.get_by_role("link", name="Approvals").click()
+    asks = page.locator(".ask")
+    await expect(asks).to_have_count(1)
+    await expect(page.locator(".ask .command")).to_have_text("git push && ␛[8mcurl evil")
+    await expect(page.locator(".ask mark")).to_have_text("git push")
+
+    # What comes later stands below, whenever its time is over, also of a sub-agent.
+    await page.locator(".ask input[name=note]").fill("not today")
+    await requests.ask(ask(f"{FIRST}.1-3-0", "rm -r build", agent="Tidy up"), 600)
+    await expect(asks).to_have_count(2)
+    await expect(page.locator("#asking")).to_have_text("2")
+    await expect(asks.nth(1)).to_contain_text("Tidy up")
+    assert await page.locator(".ask input[name=note]").first.input_value() == "not today"
+    # One that somebody else has answered stays in its place, so that nothing moves below a hand that is about to click.
+    other = await visit(served)
+    sent = await other.post(f"/sessions/{SECOND}/approvals/4.0", decision="allow")
+    assert sent.headers["location"] == f"/sessions/{SECOND}"
+    await expect(asks.nth(0)).to_contain_text("Answered, or its time is over")
+    await expect(asks.nth(0).get_by_role("button", name="Deny")).to_be_disabled()
+    await expect(page.locator("#asking")).to_have_text("1")
+
+    await asks.nth(1).locator("input[name=note]").fill("leave it")
+    await asks.nth(1).get_by_role("button", name="Deny").focus()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("No call waits for an answer.")).to_be_visible()
+    assert page.url.endswith("/approvals")
+    denied = await requests.answer_of(f"{FIRST}.1-3-0", "4.0")
+    assert denied is not None
+    assert (denied.decision, denied.note, denied.by) == ("deny", "leave it", "local on the page")
+    assert actions(serve.state_dir) == [
+        ("allow", SECOND, "4.0"),
+        ("deny", FIRST, "4.0 of sub-agent 1-3-0 leave it"),
+    ]
+
+
+def go_on(path: Path, told: Telling, seen: int) -> int:
+    """Write down what was told since; return how much that is now."""
+    with path.open("a") as file:
+        for seq, (_, event) in enumerate(told.events[seen:], seen + 1):
+            line = {"v": 1, "seq": seq, "at": f"2030-01-31T12:30:{seq:02}.000Z", **event.model_dump()}
+            file.write(json.dumps(line) + "\n")
+    return len(told.events)
+
+
+async def test_sub_agents_are_nested_and_live(serve: Serves, browser: Browser) -> None:
+    told = Telling(FIRST)
+    told.reply("Somebody else shall look.", [("Task", '{"description": "Look around"}')])
+    told.begin(0, "Task", "Look around")
+    transcript = f"children/1-1-0/{FIRST}.1-1-0.1.jsonl"
+    about: dict[str, Any] = {"step": 1, "index": 0, "child": f"{FIRST}.1-1-0", "transcript": transcript}
+    told.add(0.1, ChildStarted(description="Look around", profile="explore", **about))
+    directory = keep_session(serve.state_dir, FIRST, told.events)
+    own = next(directory.glob("*.jsonl"))
+    child, path = Telling("child"), directory / transcript
+    path.parent.mkdir(parents=True)
+    child.reply(f"I look {HOSTILE[0]}", [("Grep", '{"pattern": "a"}')])
+    child.begin(0, "Grep", "amount")
+    seen, seen_here = go_on(path, child, 0), len(told.events)
+    served = await serve()
+    page = await open_page(browser, served, viewport=DESK)
+    watch = Watch(page, served)
+    await page.goto(f"/sessions/{FIRST}")
+
+    # Open it by keyboard; it stays open whatever comes.
+    summary = page.locator("#steps-1-1-0 > summary")
+    await summary.focus()
+    await page.keyboard.press("Enter")
+    within = page.locator("#steps-1-1-0 .within")
+    await expect(within).to_have_count(1)
+    await expect(within.first).to_contain_text("I look <script>")
+    await expect(within.first.locator(".call.running")).to_contain_text("amount")
+    child.finish(0, "Grep", "one line")
+    child.reply("And now this.", [("Read", "{}")])
+    seen = go_on(path, child, seen)
+    await expect(within).to_have_count(2)
+    await expect(within.first.locator(".call.success")).to_contain_text("amount")
+    await expect(summary).to_be_focused()
+
+    # Its own page lives, too, and ends with it.
+    alone = await page.context.new_page()
+    await alone.goto(f"/sessions/{FIRST}/agents/1-1-0")
+    await expect(alone.locator(".step")).to_have_count(2)
+    child.begin(0, "Read", "ledger/money.py")
+    seen = go_on(path, child, seen)
+    await expect(alone.locator("details.call.running")).to_contain_text("ledger/money.py")
+    await expect(within.nth(1).locator(".call.running")).to_contain_text("ledger/money.py")
+    child.finish(0, "Read", "three lines")
+    child.end()
+    go_on(path, child, seen)
+    ends = ChildEnded(description="Look around", status="completed", stop_reason="done", steps=2, calls=2, **about)
+    told.add(0.1, ends)
+    seen_here = go_on(own, told, seen_here)
+    await expect(alone.locator(".note.good")).to_contain_text("completed")
+    await expect(page.locator(".agent .status")).to_have_text("completed")
+    await expect(within.nth(1).locator(".call.success")).to_contain_text("ledger/money.py")
+    await page.keyboard.press("Enter")
+    await expect(within.first).to_be_hidden()
+    await page.keyboard.press("Enter")
+    await within.nth(1).get_by_role("link", name="answer").click()
+    await expect(page.locator("body")).to_contain_text("three lines")
+    assert watch.wrong == []
 
 
 async def test_an_operator_drains_a_node_and_others_cannot(
@@ -300,7 +421,8 @@ async def test_it_can_be_used_by_keyboard(serve: Serves, browser: Browser) -> No
 async def test_it_looks_like_this(serve: Serves, browser: Browser, redis_client: redis.Redis) -> None:
     """Screenshots of all pages, light and dark, wide and narrow; what must be on them is looked for."""
     told = ordinary(FIRST)
-    keep_session(serve.state_dir, FIRST, told.events, labels={"ticket": "1234"}, age=timedelta(minutes=7))
+    first = keep_session(serve.state_dir, FIRST, told.events, labels={"ticket": "1234"}, age=timedelta(minutes=7))
+    keep_events(first / "children" / "1-2-1" / f"{FIRST}.1-2-1.1.jsonl", sub_agent().events)
     for number in range(40):
         name = f"20300131-11{number:02}00-{number:08x}"
         other = Telling(name)
@@ -322,7 +444,10 @@ async def test_it_looks_like_this(serve: Serves, browser: Browser, redis_client:
     client.delete(keys.lease("node-c"))
     fault(client, keys.node_breakers("node-b"), "WebFetch")
     served = await serve()
-    await served.sessions.cluster.requests.ask(ask(FIRST, "rm -r build && python3 -m build", (0, 11)), 600)
+    requests = served.sessions.cluster.requests
+    await requests.ask(ask(FIRST, "rm -r build && python3 -m build", (0, 11)), 600)
+    about = "Find other readers of amounts"
+    await requests.ask(ask(f"{FIRST}.1-2-1", "git fetch --all\ngit log -3", (0, 15), agent=about), 600)
     chief = served.principal("chief", is_operator=True).headers["authorization"].split()[1]
 
     page = await open_page(browser, served, chief, viewport=DESK)
@@ -341,16 +466,48 @@ async def test_it_looks_like_this(serve: Serves, browser: Browser, redis_client:
         await expect(page.locator("table.sessions tbody tr")).to_have_count(42)
         await screenshot(page, f"sessions-{kind}")
         await page.goto(f"/sessions/{FIRST}")
-        await expect(page.locator(".ask")).to_be_visible()
+        await expect(page.locator(".ask")).to_have_count(2)
         await screenshot(page, f"session-{kind}")
         await page.locator("#call-3-0 summary").click()
-        await page.locator("#call-3-0").scroll_into_view_if_needed()
+        await page.locator("#steps-1-2-1 > summary").click()
+        await page.locator("#steps-1-2-1").scroll_into_view_if_needed()
         await screenshot(page, f"session-steps-{kind}")
         await page.goto(f"/sessions/{SECOND}/diff")
         await expect(page.locator(".diff .add")).to_have_count(2)
         await screenshot(page, f"diff-{kind}")
-        assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), kind
-    await page.get_by_role("button", name="Log out").click()
-    await page.wait_for_url(re.compile("/login$"))
-    await screenshot(page, "login-phone")
+        await page.goto("/approvals")
+        await expect(page.locator(".ask")).to_have_count(2)
+        await screenshot(page, f"approvals-{kind}")
+        await page.goto(f"/sessions/{FIRST}/agents/1-2-1")
+        await expect(page.locator(".step")).to_have_count(2)
+        await screenshot(page, f"agent-{kind}")
+    await page.context.close()
+
+
+async def test_a_phone_scrolls_down_and_never_sideways(serve: Serves, browser: Browser) -> None:
+    long = "unbreakable" * 60
+    told = ordinary(FIRST)
+    directory = keep_session(
+        serve.state_dir, FIRST, [*told.events, *hostile(FIRST).events[1:]], labels={long[:80]: long}, principal="o" * 60
+    )
+    keep_events(directory / "children" / "1-2-1" / f"{FIRST}.1-2-1.1.jsonl", sub_agent(long).events)
+    finished = ordinary(SECOND)
+    finished.end(patch="patch.diff")
+    second = keep_session(serve.state_dir, SECOND, finished.events)
+    (second / "patch.diff").write_bytes(PATCH + b"+" + long.encode() * 20 + b"\n")
+    served = await serve()
+    for text, agent in ((long, ""), ("rm -r build", long)):
+        asker = f"{FIRST}.1-2-1" if agent else FIRST
+        await served.sessions.cluster.requests.ask(ask(asker, text, (0, 8), agent=agent), 600)
+    chief = served.principal("c" * 60, is_operator=True).headers["authorization"].split()[1]
+    page = await open_page(browser, served, chief, viewport={"width": 360, "height": 740})
+    session = f"/sessions/{FIRST}"
+    paths = ("/fleet", "/sessions", session, f"{session}/agents/1-2-1", "/approvals", f"/sessions/{SECOND}/diff", "/x")
+    for path in (*paths, "/sessions/none", "/login"):
+        await page.goto(path)
+        await expect(page.locator("body")).to_be_visible()
+        await page.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+        for width in (400, 320):
+            await page.set_viewport_size({"width": width, "height": 740})
+            assert await page.evaluate(TOO_WIDE) == [], f"{path} at {width}"
     await page.context.close()

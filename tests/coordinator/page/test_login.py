@@ -13,7 +13,14 @@ from tests.coordinator.page.conftest import csrf_in, keep_session, started, visi
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SESSION = "20300131-120000-00000001"
-PATHS = ("/fleet", "/sessions", f"/sessions/{SESSION}", f"/sessions/{SESSION}/stream", f"/sessions/{SESSION}/diff")
+PATHS = (
+    "/fleet",
+    "/sessions",
+    "/approvals",
+    f"/sessions/{SESSION}",
+    f"/sessions/{SESSION}/stream",
+    f"/sessions/{SESSION}/diff",
+)
 
 
 async def test_nobody_sees_anything_without_a_login(serve: Serves) -> None:
@@ -156,7 +163,7 @@ async def test_every_answer_has_the_strict_headers(serve: Serves) -> None:
     served = await serve()
     client = (await visit(served)).client
 
-    for path in ("/login", *PATHS[:3], "/sessions/none", "/static/page.js", "/sessions?page=x"):
+    for path in ("/login", *PATHS[:4], "/sessions/none", "/static/page.js", "/sessions?page=x"):
         answer = await client.get(path)
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy, path

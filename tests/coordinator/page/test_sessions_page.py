@@ -10,7 +10,8 @@ import pytest
 from coordinator.session.session_events import SessionEnded, SessionResumed
 from tests.coordinator.api.conftest import Serves
 from tests.coordinator.page.conftest import keep_events, keep_session, started, visit
-from tests.coordinator.page.example import HOSTILE, LONG_LINE, PATCH, Telling, hostile, ordinary
+from tests.coordinator.page.example import HOSTILE, LONG_LINE, PATCH, Telling, hostile, ordinary, sub_agent
+from worker.contract.approvals import ApprovalRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FIRST, SECOND, THIRD = (f"20300131-12000{number}-0000000{number}" for number in (1, 2, 3))
@@ -35,7 +36,25 @@ async def test_no_principal_sees_anothers_sessions_but_an_operator(serve: Serves
     assert (FIRST in own, SECOND in own) == (True, False)
     assert (FIRST in all_of_them, SECOND in all_of_them) == (True, True)
     assert SECOND not in (await team_a.client.get("/sessions?principal=team-b")).text
-    for path in ("", "/stream", "/diff", "/calls/1.0", "/spill/x", "/agents/1-2-1"):
+    requests = served.sessions.cluster.requests
+    for asker in (FIRST, SECOND, f"{SECOND}.1-2-1"):
+        await requests.ask(
+            ApprovalRequest(session=asker, step=1, index=0, tool="Bash", digest="d", text=f"of {asker}", reason="w"),
+            600,
+        )
+    (own_asks, every_ask) = (
+        (await team_a.client.get("/approvals")).text,
+        (await chief.client.get("/approvals")).text,
+    )
+    assert (own_asks.count('class="ask"'), every_ask.count('class="ask"')) == (1, 3)
+    assert (f"of {SECOND}" in own_asks, f"of {SECOND}.1-2-1" in every_ask) == (False, True)
+    assert ">1</span></a>" in own_asks
+    yes = {"decision": "allow", "agent": "1-2-1"}
+    assert (await team_a.post(f"/sessions/{SECOND}/approvals/1.0", **yes)).status_code == 404
+    assert (await team_a.client.post(f"/sessions/{FIRST}/approvals/1.0", data=yes)).status_code == 403
+    assert await requests.answer_of(f"{SECOND}.1-2-1", "1.0") is None
+    assert await requests.answer_of(FIRST, "1.0") is None
+    for path in ("", "/stream", "/diff", "/calls/1.0", "/spill/x", "/agents/1-2-1", "/agents/1-2-1/stream"):
         assert (await team_a.client.get(f"/sessions/{SECOND}{path}")).status_code == 404, path
     assert (await team_a.post(f"/sessions/{SECOND}/cancel")).status_code == 404
     assert (await team_a.post(f"/sessions/{SECOND}/approvals/1.0", decision="allow")).status_code == 404
@@ -127,17 +146,16 @@ async def test_answers_outputs_and_patches_are_shown_as_text_alone(serve: Serves
 
 async def test_a_sub_agent_has_a_page_of_its_own(serve: Serves) -> None:
     directory = keep_session(serve.state_dir, FIRST, ordinary(FIRST).events)
-    child = Telling("child", "Find other readers of amounts")
-    child.reply("Nothing else reads them.", [("Grep", '{"pattern": "amount"}')])
-    child.begin(0, "Grep", "amount")
-    child.finish(0, "Grep", "one line only")
-    keep_events(directory / "children" / "1-2-1" / f"{FIRST}~1-2-1.1.jsonl", child.events)
+    keep_events(directory / "children" / "1-2-1" / f"{FIRST}.1-2-1.1.jsonl", sub_agent().events)
     client = (await visit(await serve())).client
 
     page = (await client.get(f"/sessions/{FIRST}/agents/1-2-1")).text
+    nested = (await client.get(f"/sessions/{FIRST}")).text
 
     assert "Nothing else reads them." in page
-    assert "data-stream" not in page
+    assert "Nothing else reads them." in nested
+    assert f"/sessions/{FIRST}/agents/1-2-1/calls/1.0" in nested
+    assert "one line only" not in nested
     assert (await client.get(f"/sessions/{FIRST}/agents/1-2-1/calls/1.0")).text == "one line only"
 
 
