@@ -195,7 +195,7 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
     return wrong
 
 
-EXPIRING = ("claim", "reply", "lanes", "grant")
+EXPIRING = ("claim", "reply", "lanes", "errands", "grant")
 """What a part that was killed leaves in Redis to expire by itself: nobody knows that it is done with."""
 
 

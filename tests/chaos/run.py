@@ -13,6 +13,7 @@ from tests.chaos.faults import KINDS, WEIGHTS
 from tests.chaos.stage import Shape, opened
 
 BETWEEN_S = 0.9
+PATIENCE_S = 4.0
 CALM_S = 120.0
 """With `calm`, how long a fault's recovery is waited for before the next."""
 FINISH_S = 300.0
@@ -39,6 +40,8 @@ class Plan:
     shape: Shape = Shape()  # noqa: RUF009 - frozen
     between_s: float = BETWEEN_S
     """The longest pause behind a fault."""
+    answers_between: int = 0
+    """So many calls succeed behind a fault before the next, or `PATIENCE_S` pass: else there is nothing to hurt."""
     calm: bool = False
     """Wait for the recovery from each fault, to measure it."""
     keep: bool = False
@@ -87,6 +90,9 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
                     f"{time.monotonic() - began:7.1f} s  {report.injected.total():4}  {kind}  {stage.model.calls} calls"
                 )
             time.sleep(rng.uniform(0, plan.between_s))
+            enough, patience = stage.answers["success"] + plan.answers_between, time.monotonic() + PATIENCE_S
+            while stage.answers["success"] < enough and time.monotonic() < patience:
+                time.sleep(0.02)
             settled = time.monotonic() + CALM_S
             while plan.calm and stage.is_recovering and time.monotonic() < min(settled, deadline):
                 time.sleep(0.02)

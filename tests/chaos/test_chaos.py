@@ -58,7 +58,7 @@ def test_a_schedule_has_each_kind_and_follows_from_its_seed() -> None:
 @pytest.mark.timeout(900)
 def test_short_chaos() -> None:
     shape = Shape(sessions=4, most_pause_s=1.0, slow_of_100=60)
-    report = perform(Plan(SEED, FAULTS, kinds=SHORT, shape=shape, between_s=0.6, keep=True))
+    report = perform(Plan(SEED, FAULTS, kinds=SHORT, shape=shape, between_s=0.3, answers_between=6, keep=True))
 
     assert report.verdict.violations == [], f"seed {SEED}, kept in {report.kept}"
     assert report.injected.total() >= FAULTS
