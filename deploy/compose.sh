@@ -4,7 +4,7 @@
 #   bash deploy/compose.sh up -d                    redis, coordinator, workers on this host
 #   bash deploy/compose.sh --tls --monitoring up -d with TLS for further hosts, with Prometheus and Grafana
 #   bash deploy/compose.sh --gvisor up -d           boxes under gVisor
-#   bash deploy/compose.sh --worker up -d           a further host: workers only
+#   bash deploy/compose.sh --worker up -d           a further host: workers only; takes --gvisor too
 #   bash deploy/compose.sh --overlay FILE up -d     with a compose file of your own on top
 #   bash deploy/compose.sh build                    makes the images anew
 #   bash deploy/compose.sh upgrade                  new images, one service after the other; boxes and sessions go on
@@ -32,12 +32,12 @@ export SANDHOG_STATE_DIR=${SANDHOG_STATE_DIR:-/var/lib/sandhog}
 export SANDHOG_SECRETS=${SANDHOG_SECRETS:-$DEPLOY/secrets}
 
 main() {
-    local files=() base=compose.yaml overlays=() own=() with_tls=
+    local files=() base=compose.yaml overlays=() own=() with_tls='' with_gvisor='' with_monitoring='' without_grafana=''
     while [ $# -gt 0 ]; do
         case $1 in
         --tls) overlays+=(compose.tls.yaml) with_tls=1 ;;
-        --gvisor) overlays+=(compose.gvisor.yaml) ;;
-        --monitoring) overlays+=(compose.monitoring.yaml) ;;
+        --gvisor) overlays+=(compose.gvisor.worker.yaml) with_gvisor=1 ;;
+        --monitoring) with_monitoring=1 ;;
         --worker) base=compose.worker.yaml ;;
         --overlay)
             shift
@@ -52,6 +52,18 @@ main() {
         shift
     done
     [ $# -gt 0 ] || die "no command given" "For example:  bash deploy/compose.sh up -d" "All of them: bash deploy/compose.sh --help"
+    if [ "$base" = compose.yaml ]; then
+        [ -z "$with_gvisor" ] || overlays+=(compose.gvisor.yaml)
+        if [ -n "$with_tls" ]; then export SANDHOG_PROMETHEUS_FILE=prometheus.tls.yaml; fi
+    elif [ -n "$with_tls$with_monitoring" ]; then
+        die "--worker takes neither --tls nor --monitoring: both are of the first host" \
+            "docs/operate.md says how its Prometheus watches further hosts"
+    fi
+    if [ -n "$with_monitoring" ]; then
+        case $1 in up | run | create | upgrade) ensure_monitoring ;; esac
+        overlays+=(compose.monitoring.yaml)
+        [ -n "$without_grafana" ] || overlays+=(compose.grafana.yaml)
+    fi
     local name
     for name in "$base" "${overlays[@]}"; do files+=(--file "$DEPLOY/$name"); done
     files+=("${own[@]}")

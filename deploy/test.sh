@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets everything up, then runs all checks and tests; pytest's closing line comes last.
 # Ends with 0 only when every step passed. Arguments go to pytest. With SANDHOG_TEST_LONG=1 the scenarios that take minutes
-# each are run too.
+# each are run too. Kept afterwards in build/: results for CI as junit*.xml, screenshots of the page's tests.
 set -euo pipefail
 
 DEPLOY=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -25,12 +25,13 @@ step() {
 run_tests() {
     local python=$1 code=0 count
     shift
-    "$python" -m pytest -q --numprocesses "${SANDHOG_TEST_PROCESSES:-3}" --dist loadfile --durations=20 "$@" || code=$?
+    "$python" -m pytest -q --numprocesses "${SANDHOG_TEST_PROCESSES:-3}" --dist loadfile --durations=20 \
+        --junit-xml build/junit.xml "$@" || code=$?
     [ "$code" -eq 1 ] || return "$code"
     count=$("$python" -c 'import json; print(len(json.load(open(".pytest_cache/v/cache/lastfailed"))))') || return 1
     [ "$count" -le 5 ] || return 1
     say "$count failed and are run once more; if they pass now, they are unsteady and named above"
-    "$python" -m pytest -q -ra --last-failed --last-failed-no-failures none "$@"
+    "$python" -m pytest -q -ra --last-failed --last-failed-no-failures none --junit-xml build/junit-again.xml "$@"
 }
 
 main() {
@@ -47,6 +48,8 @@ main() {
     if [ ${#failed[@]} -gt 0 ]; then say "FAILED so far: ${failed[*]}"; fi
     # Scenarios of minutes: a stack of containers, chaos, lost nodes. They are for a machine that has the time.
     if [ "${SANDHOG_TEST_LONG:-}" != 1 ]; then set -- -m "not long" "$@"; fi
+    # What lies there is of this run.
+    rm -rf build/screenshots build/junit*.xml
     say "tests"
     run_tests "$bin/python" "$@" || failed+=(tests)
     [ ${#failed[@]} -eq 0 ]

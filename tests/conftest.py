@@ -30,10 +30,12 @@ from sandbox.guest_folder import install
 from worker import loop_device
 
 IMAGE = "sandhog-box:latest"
+SCREENSHOTS = Path(__file__).parents[1] / "build" / "screenshots"
 # A busy machine is no fault of what is tested.
 settings.register_profile("sandhog", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("sandhog")
 START_S = 60.0
+_BEGAN_S = time.time()
 
 
 class Until(Protocol):
@@ -69,6 +71,13 @@ def missing_docker() -> str | None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("docker") is not None and (reason := missing_docker()) is not None:
         without_server(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say where the page can be looked at, if this run looked."""
+    pictures = [path for path in SCREENSHOTS.glob("*.png") if path.stat().st_mtime > _BEGAN_S]
+    if pictures:
+        terminalreporter.write_line(f"{len(pictures)} screenshots of the page are in {SCREENSHOTS}")
 
 
 @pytest.fixture(scope="session")

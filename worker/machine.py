@@ -62,8 +62,9 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     try:
         settings.own_dir.mkdir(parents=True, exist_ok=True)
         # Boxes are given sessions' directories and guest folders of the one, proofs are made in the other.
-        for directory in {settings.state_dir, settings.own_dir}:
-            check_shared(directory)
+        check_shared(settings.state_dir)
+        if not settings.own_dir.is_relative_to(settings.state_dir):
+            check_shared(settings.own_dir)
         folder = guest_folder.install(settings.state_dir / "guest")
         engine = DockerEngine(
             EngineSettings(

