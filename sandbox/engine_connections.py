@@ -12,10 +12,10 @@ from docker.transport import UnixHTTPAdapter
 SOCKET_SCHEME = "http+docker://"
 
 
-class OnePoolAdapter(UnixHTTPAdapter):  # type: ignore[misc]
+class OnePoolAdapter(UnixHTTPAdapter):
     """Takes every request's connection from one pool."""
 
-    def get_connection(self, url: str, proxies: Any = None) -> Any:
+    def get_connection(self, url: str | bytes, proxies: Any = None) -> Any:
         """Return the pool, whatever the request's address."""
         return super().get_connection(SOCKET_SCHEME, proxies)
 

@@ -3,22 +3,18 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
-from coordinator.cluster.lanes import Lanes
+from coordinator.cluster.errands import BEGIN, RESEND_S, Errands, outcome_of, why_none
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.store import ERRAND_TTL_S, NodeView, Store
+from coordinator.cluster.store import NodeView, Store
 from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
-from coordinator.ending import end
 from coordinator.errors import NoBox, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
@@ -32,12 +28,8 @@ from worker.contract.orders import (
     PrepareOrder,
     PrepareOutcome,
 )
-from worker.contract.replies import Reply
 
 log = logging.getLogger(__name__)
-
-_Order = TypeVar("_Order", PrepareOrder, FinishOrder, CopyOrder)
-_Outcome = TypeVar("_Outcome", PrepareOutcome, FinishOutcome, CopyOutcome)
 
 NODE_WAIT_S = 60.0
 """How long a cluster without any live node is waited for."""
@@ -54,14 +46,7 @@ TICK_S = 0.5
 PREPARE_S = 1_080.0
 """For the pull of an image, which a node gives 900 s, and a start; a node that is gone is noticed far earlier."""
 FINISH_S = 120.0
-BEGIN, FINISH = "begin", "finish"
-"""Kinds of errands: neither kind waits behind the other."""
 COPY_S = 120.0
-RESEND_S = 10.0
-"""An order without an answer is sent again after this time, then three times as long, and so on: a message can be lost
-on its way, with the connection on which a node had asked for it. A node that is at it already lets the second one wait.
-"""
-RESEND_GROWTH = 3.0
 PROGRESS_S = 2.0
 """Between looks at what a node says of a start that takes long."""
 
@@ -89,10 +74,7 @@ class Placement:
         self._clock = clock
         self._resend_s = resend_s
         self._turns = turns
-        self._errands = {
-            kind: Lanes(partial(store.take_errands, kind), partial(store.give_errands, kind))
-            for kind in (BEGIN, FINISH)
-        }
+        self._errands = Errands(store=store, reader=reader, watch=watch, clock=clock, resend_s=resend_s)
         self._listed: list[NodeView] = []
         self._listed_at = float("-inf")
 
@@ -205,13 +187,15 @@ class Placement:
         order = PrepareOrder(box=box, node=node.node, incarnation=node.incarnation, wants_notes=wants_notes)
         watch = asyncio.create_task(self._tell_progress(box.session, on_progress), name=f"progress {box.session}")
         try:
-            asked = await self._ask(self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s, kind=BEGIN)
+            asked = await self._errands.ask(
+                self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s, kind=BEGIN
+            )
         finally:
             watch.cancel()
             await asyncio.wait({watch})
-        outcome = _read(PrepareOutcome, asked)
+        outcome = outcome_of(PrepareOutcome, asked)
         if outcome is None:
-            raise NoBox(f"The node {node.node} did not say that the box is ready: {_why(asked)}.")
+            raise NoBox(f"The node {node.node} did not say that the box is ready: {why_none(asked)}.")
         if outcome.error is not None:
             raise NoBox(outcome.error)
         return outcome
@@ -258,10 +242,10 @@ class Placement:
             check=check,
         )
         wait_s = FINISH_S + (check.timeout_s if check is not None else 0)
-        asked = await self._ask(self._dispatcher.send_finish, order, f"{box.session}/finish", wait_s, away_s)
-        outcome = _read(FinishOutcome, asked)
+        asked = await self._errands.ask(self._dispatcher.send_finish, order, f"{box.session}/finish", wait_s, away_s)
+        outcome = outcome_of(FinishOutcome, asked)
         if outcome is None:
-            why = f"The node {node.node} did not say what became of the workspace: {_why(asked)}."
+            why = f"The node {node.node} did not say what became of the workspace: {why_none(asked)}."
             return FinishOutcome(session=box.session, error=why)
         return outcome
 
@@ -295,10 +279,10 @@ class Placement:
             box=box, node=node.node, incarnation=node.incarnation, target=target, target_dir=str(target_dir)
         )
         self._watch.follow(node.node, node.incarnation)
-        asked = await self._ask(self._dispatcher.send_copy, order, f"{target}/copy", COPY_S, kind=BEGIN)
-        outcome = _read(CopyOutcome, asked)
+        asked = await self._errands.ask(self._dispatcher.send_copy, order, f"{target}/copy", COPY_S, kind=BEGIN)
+        outcome = outcome_of(CopyOutcome, asked)
         if outcome is None:
-            raise NoBox(f"The node {node.node} did not say that the workspace was copied: {_why(asked)}.")
+            raise NoBox(f"The node {node.node} did not say that the workspace was copied: {why_none(asked)}.")
         if outcome.error is not None:
             raise NoBox(outcome.error)
 
@@ -323,89 +307,6 @@ class Placement:
             log.warning("the place is left to expire", extra={"session_id": session, "error": str(exc)})
             return False
         return True
-
-    async def _ask(
-        self,
-        send: Callable[[_Order, str], Awaitable[bool]],
-        order: _Order,
-        name: str,
-        wait_s: float,
-        away_s: float = keys.OUTAGE_S,
-        *,
-        kind: str = FINISH,
-    ) -> Reply | str:
-        """Return the node's reply, or why there is none. All orders may be repeated.
-
-        The order is sent when the node is on few enough errands of its kind; the wait for that does not count.
-
-        A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it, or that
-        has had no answer for long. Time in which Redis is away is nobody's.
-        """
-        errands = self._errands[kind]
-        turn = asyncio.create_task(errands.take(order.node, keys.ERRANDS, [name], asyncio.Event()))
-        waiting: dict[str, asyncio.Future[Reply]] = {}
-        asked_of, left_s, patience_s, asked_at, renewed_at = "", wait_s, self._resend_s, 0.0, self._clock()
-        try:
-            while left_s > 0:
-                health, began = self._watch.health(order.node), self._clock()
-                if health.is_gone:
-                    return f"it has been gone for {health.leaseless_s:.0f} s"
-                if self._watch.away_s > away_s:
-                    return f"Redis has been away for {self._watch.away_s:.0f} s"
-                if not await self._has_turn(turn):
-                    continue
-                is_overdue = bool(asked_of) and began - asked_at > patience_s
-                if not asked_of or health.incarnation not in (None, asked_of) or is_overdue:
-                    patience_s *= RESEND_GROWTH if is_overdue else 1.0
-                    task_id = f"{name}/{len(waiting) + 1}"
-                    waiting[task_id] = self._reader.expect(task_id)
-                    is_sent = await send(order, task_id)
-                    asked_of = (health.incarnation or order.incarnation) if is_sent else ""
-                    asked_at = self._clock()
-                done, _ = await asyncio.wait(
-                    waiting.values(), timeout=min(TICK_S, left_s), return_when=asyncio.FIRST_COMPLETED
-                )
-                if done:
-                    return done.pop().result()
-                left_s -= self._clock() - began if self._watch.is_redis_answering else 0.0
-                renewed_at = await self._renewed(kind, order.node, name, renewed_at)
-            return f"nothing came within {wait_s:.0f} s"
-        except RedisLost as exc:
-            return str(exc)
-        finally:
-            for task_id in waiting:
-                self._reader.forget(task_id)
-            await end(turn)
-            await errands.give(order.node, name)
-
-    async def _has_turn(self, turn: asyncio.Task[int]) -> bool:
-        if not turn.done():
-            await asyncio.wait({turn}, timeout=TICK_S)
-        return turn.done() and turn.result() > 0
-
-    async def _renewed(self, kind: str, node: str, name: str, renewed_at: float) -> float:
-        """Keep an errand's seat; return when that was done last. One of a coordinator that died ends by itself."""
-        if self._clock() - renewed_at < ERRAND_TTL_S / 3:
-            return renewed_at
-        try:
-            await self._store.take_errands(kind, node, keys.ERRANDS, [name])
-        except RedisError as exc:
-            log.warning("an errand's seat was not renewed", extra={"errand": name, "error": str(exc)})
-        return self._clock()
-
-
-def _read(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:
-    """Return the outcome in a node's reply; None where there is none, or none that can be read."""
-    if isinstance(asked, str) or asked.result is None:
-        return None
-    try:
-        return kind.model_validate(asked.result)
-    except ValidationError:
-        return None
-
-
-def _why(asked: Reply | str) -> str:
-    return asked if isinstance(asked, str) else asked.error or "its reply cannot be read"
 
 
 def _is_at_home(view: NodeView, home: str | None) -> bool:
