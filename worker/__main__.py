@@ -15,6 +15,7 @@ from worker.contract.logs import begin_logs
 from worker.contract.removals import REMOVALS
 from worker.contract.setting_rows import ROWS, rows_of
 from worker.contract.settings_file import SettingsWrong, read
+from worker.contract.unasked import import_less
 from worker.errors import NodeMisconfigured, WorkerError
 from worker.settings import NodeSettings
 
@@ -30,6 +31,7 @@ cli = typer.Typer(
 @cli.command()
 def run() -> None:
     """Run a node; its settings are `SANDHOG_*` variables and the settings file."""
+    import_less()
     # All that a node is made of takes a second to import, which the small commands need not wait for.
     from worker.wiring import run_node
 
