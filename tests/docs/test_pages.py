@@ -85,6 +85,14 @@ def test_every_command_line_has_a_command_and_options_that_exist(page: Path) -> 
         assert (mistake := mistake_in(words)) is None, f"{page.name}: `{line.strip()}`: {mistake}"
 
 
+def test_every_claim_about_security_names_a_test() -> None:
+    table = (ROOT / "docs/security.md").read_text().partition("| claim | shown by |\n")[2].partition("\n\n")[0]
+    claims = [row.strip("| ").split(" | ") for row in table.splitlines()[1:]]
+    shown = [(claim[0], claim[-1]) for claim in claims if not claim[0].startswith("**")]
+    assert len(shown) > 30
+    assert [claim for claim, by in shown if not re.search(r"`(?:tests/[\w/]+/)?test_\w+", by)] == []
+
+
 def test_a_wrong_line_is_found() -> None:
     assert mistake_in(["run", "x", "--no-such-option"]) == "run has no option --no-such-option"
     assert mistake_in(["token", "create", "x", "--operator"]) is None

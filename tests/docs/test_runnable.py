@@ -1,17 +1,20 @@
-"""The blocks of the pages that are marked to be run, with real boxes and the model that the page itself scripts."""
+"""The blocks of the pages that are marked to be run, and the lines that start something, with real boxes."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coordinator.endpoint.scripted import ScriptedEndpoint, load_script
+from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn, load_script
 from tests.cluster.commands import SECRET, leftovers
 from tests.cluster.test_api import serving
+from tests.docs.ledger import SERVED, STARTING
 from tests.docs.pages import PAGES, ROOT, blocks
+from tests.sandbox.gvisor import missing_gvisor
 
 # Many commands one after the other: seconds on a quiet machine, minutes on one that is busy.
 pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.timeout(300)]
@@ -77,6 +80,98 @@ def test_a_loop_of_your_own_does_what_it_says(
         said = run_blocks(OWN_LOOP, tmp_path, {**server.environment, "SANDHOG_URL": server.url})
     assert "loud.txt has the notes in capitals." in said
     assert "+REMEMBER THE MILK" in said
+
+
+def model(messages: list[dict[str, Any]]) -> Turn:
+    """Breaks the first session off, asks before it cancels, and else looks around once and is done."""
+    asked, last = str([one["content"] for one in messages if one["role"] == "user"][-1]), messages[-1]
+    if "Fix the failing test" in asked and len(messages) == 2:
+        return Turn("so far", finish_reason="content_filter")
+    replies = sum(one["role"] == "assistant" for one in messages)
+    if "wait" in asked and replies < 4:
+        return Turn(calls=(ScriptedCall("Bash", {"command": "ls" if replies < 2 else f"touch {replies}"}),))
+    return Turn("done") if last["role"] == "tool" else Turn(calls=(ScriptedCall("Bash", {"command": "ls -a"}),))
+
+
+def run_line(line: str, directory: Path, environment: dict[str, str], most: int = 0) -> str:
+    """Run one line; return what it printed. Its exit code is at most the one given."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=directory,
+        env={**environment, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode <= most, f"{line}\nended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def test_lines_that_start_something_do_what_they_say(
+    state_dir: Path, tmp_path: Path, docker_engine_or_skip: None, until: Callable[..., None]
+) -> None:
+    """Sessions of every kind that the pages show, and the doctor; in a home and a directory of the test's own."""
+    project = state_dir / "src" / "app"
+    project.mkdir(parents=True)
+    (project / "a.txt").write_text("alpha\n")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    with ScriptedEndpoint(model) as endpoint:
+        environment = {
+            "HOME": str(state_dir),
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": SECRET,
+            "SANDHOG_MODEL": "scripted",
+            "SANDHOG_STATE_DIR": str(state_dir),
+            "SANDHOG_PROOFS_DIR": os.environ["SANDHOG_PROOFS_DIR"],
+            "SANDHOG_LABELS": "zone=a",
+        }
+        before = ""
+        for line in STARTING:
+            if line.startswith("export "):
+                before = f"{line}\n"
+            elif "--profile" in line and missing_gvisor() is not None:
+                continue
+            else:
+                # The first session is broken off; a doctor may warn of the machine.
+                most = 1 if line == STARTING[0] or " doctor" in line else 0
+                said = run_line(before + line, tmp_path, environment, most)
+                assert "Traceback" not in said, said
+    assert (tmp_path / "doctor.tar.gz").stat().st_size > 1_000
+    until(lambda: not leftovers(state_dir), "the commands' clusters are gone")
+
+
+def test_lines_about_what_runs_do_what_they_say(
+    state_dir: Path, tmp_path: Path, docker_engine_or_skip: None, until: Callable[..., None]
+) -> None:
+    """Answers, cancel, drain, metrics, on a server that runs with a session that waits."""
+    token = "a-token-for-prometheus"
+    with serving(model, state_dir, until, SANDHOG_METRICS_TOKEN=token) as server:
+        client = server.client()
+
+        def session_that_waits() -> str:
+            body = {"prompt": "wait", "policy": "guarded"}
+            made: str = client.post("/v1/sessions", json=body).json()["session_id"]
+            until(lambda: client.get(f"/v1/sessions/{made}/approvals").json()["approvals"], "it asks")
+            return made
+
+        environment = {**server.environment, "SANDHOG_METRICS_TOKEN": token}
+        node = client.get("/v1/nodes").json()["nodes"][0]["node"]
+        for line in SERVED:
+            ours = line.replace("http://127.0.0.1:8470", server.url).replace("NODE", node)
+            if "SESSION" in line or " last" in line:
+                ours = ours.replace("SESSION", session_that_waits())
+            if line == "sandhog top":
+                # It goes on until somebody leaves it.
+                ours = f"timeout --signal=INT 3 {ours} || [ $? -eq 130 ] || [ $? -eq 124 ]"
+            said = run_line(ours, tmp_path, environment)
+            assert "Traceback" not in said, said
+            if "metrics" in line:
+                assert "sandhog_approvals_waiting 0" in said
+        client.close()
 
 
 def test_no_marked_block_is_left_out() -> None:
