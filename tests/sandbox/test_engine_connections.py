@@ -5,7 +5,7 @@ import contextlib
 import docker
 import pytest
 
-from sandbox.engine_connections import SOCKET_SCHEME, share_connections
+from sandbox.engine_connections import SOCKET_SCHEME, OnePoolAdapter, share_connections
 
 
 def test_requests_of_any_address_share_one_connection(docker_engine_or_skip: None) -> None:
@@ -17,7 +17,9 @@ def test_requests_of_any_address_share_one_connection(docker_engine_or_skip: Non
             client.info()
             client.version()
             client.images()
-        pools = client.get_adapter(SOCKET_SCHEME).pools
+        adapter = client.get_adapter(SOCKET_SCHEME)
+        assert isinstance(adapter, OnePoolAdapter)
+        pools = adapter.pools
         (address,) = pools.keys()
         assert pools[address].num_requests == 9
         assert len([one for one in pools[address].pool.queue if one is not None]) == 1
