@@ -34,14 +34,15 @@ EXIT_S = 2.0
 """A command that has closed its output exits of its own accord within that time, or is killed."""
 
 KILL_AGAIN_S = 0.1
+QUIET_S = 0.2
 
 
 class Pipe:
     """One command and its three pipes, or both ends of its terminal; a descriptor of -1 is closed."""
 
     __slots__ = (
-        "credit", "ended", "err", "host_ended", "marker", "number", "out", "outgoing", "owed", "said", "sends_errors",
-        "stdin",
+        "credit", "ended", "err", "has_terminal", "host_ended", "is_quiet", "marker", "number", "out", "outgoing",
+        "owed", "said", "sends_errors", "stdin",
     )  # fmt: skip
 
     def __init__(self, number: int, marker: int, sends_errors: bool) -> None:
@@ -56,6 +57,9 @@ class Pipe:
         self.owed = 0
         """Cost of the frames received for which no credit was given back."""
         self.said = b""
+        self.has_terminal = False
+        self.is_quiet = False
+        """A command on a terminal has ended a while ago: nothing to read is the end."""
         self.host_ended = False
         self.ended: Ended | None = None
 
@@ -90,6 +94,7 @@ class Pipes:
         env = {**self._runner.environment, "PWD": WORKSPACE, **json_env(head["env"])}
         packed = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()]
         pipe = Pipe(number, self._runner.new_marker(), head.get("errors") is True)
+        pipe.has_terminal = head.get("tty") is not None
         self._spawn(pipe, (argv, executables, packed, os.fsencode(WORKSPACE), pipe.marker), head.get("tty"))
         self._pipes[number] = pipe
         self._listen(pipe)
@@ -159,6 +164,8 @@ class Pipes:
 
     def _read(self, pipe: Pipe) -> None:
         data = self._within_credit(pipe, pipe.out)
+        if data is None and pipe.is_quiet and pipe.credit > STREAM_FRAME_COST:
+            data = b""
         if data is None:
             return
         if not data:
@@ -234,6 +241,15 @@ class Pipes:
         if pipe.number in self._pipes:
             kill_marked(pipe.marker)
             self._settle(pipe)
+            if pipe.has_terminal:
+                self._loop.after(QUIET_S, lambda: self._end_terminal(pipe))
+
+    def _end_terminal(self, pipe: Pipe) -> None:
+        """Take what is left on a terminal, whose last user is gone: not every kernel says so."""
+        if pipe.number in self._pipes and pipe.out >= 0:
+            pipe.is_quiet = True
+            self._read(pipe)
+            self._loop.after(QUIET_S, lambda: self._end_terminal(pipe))
 
     def _end_silent(self, pipe: Pipe) -> None:
         """Kill a command that closed its output and runs on."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 REPORT_FD = 9
 MAX_MESSAGE_BYTES = 512 * 1024
 FDS_PER_SPAWN = 4
+TIOCSCTTY = 0x540E
+"""Source: asm-generic/ioctls.h."""
 
 Waiting = dict[int, tuple[int, int]]
 """Process id → (id of the spawn, read end of its exec error pipe)."""
@@ -166,12 +168,15 @@ class Spawner:
 
 
 def take_terminal() -> None:
-    """In the child, which leads a session of its own: the terminal that it opens first becomes the session's.
+    """In the child, which leads a session of its own: standard input becomes the terminal of that session.
 
-    Without one Ctrl-C would reach nobody; where it cannot be opened a command still has it to read and write.
+    Without one Ctrl-C would reach nobody; where it cannot be had a command still reads and writes it.
     """
+    # Only here: a child that has it for a moment costs no memory.
+    import fcntl
+
     try:  # noqa: SIM105 - contextlib would cost memory
-        posix.open(posix.ttyname(0), posix.O_RDWR | posix.O_CLOEXEC)
+        fcntl.ioctl(0, TIOCSCTTY, 0)
     except OSError:
         pass
 
