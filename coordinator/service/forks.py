@@ -85,8 +85,8 @@ class Forks:
         found = await asyncio.to_thread(find, self.cluster.state_dir, parent.session_id)
         held = self.floor.held(parent.session_id)
         is_live = not parent.facts.has_ended or held is not None
-        demand_forkable(found, wanted.at_step, is_live=is_live)
         self.admission.admit_model(wanted.model or found.saved.to_model(None).model, principal)
+        demand_forkable(found, wanted.at_step, is_live=is_live)
         if not is_live:
             await copy_kept(found, self.cluster, session_id)
             return None

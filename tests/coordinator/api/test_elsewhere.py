@@ -59,6 +59,9 @@ async def test_a_session_is_steered_and_watched_through_another_server(serve: Se
     assert (changed.status_code, changed.json()["calls"]) == (200, 7), changed.text
     refused = await there.patch(f"{path}/limits", json={"cost_usd": 1.0})
     assert (refused.status_code, code(refused)) == (422, "INVALID"), "its owner says no, and so does the other server"
+    forked = await there.post(f"{path}/fork", json={"prompt": "x"})
+    assert (forked.status_code, code(forked)) == (409, "CONFLICT")
+    assert "has no workspace yet" in forked.json()["error"]["message"], "no worker is here: its owner says so"
     assert (await there.get(f"{path}/approvals")).json() == {"approvals": []}
     assert (await there.post(f"{path}/finish")).status_code == 202
     assert (await theirs.ended(there, session_id))["status"] == "completed"

@@ -52,6 +52,7 @@ async def test_another_principal_sees_and_reaches_nothing_and_cannot_tell(serve:
         ("POST", "/cancel", None),
         ("POST", "/finish", {}),
         ("POST", "/message", {"text": "x"}),
+        ("POST", "/fork", {"prompt": "x"}),
         ("POST", "/approvals", {"name": "1.0", "decision": "allow"}),
         ("POST", "/approvals/1.0", {"decision": "allow"}),
         ("POST", "/tool_calls", {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": "{}"}]}),
@@ -71,6 +72,8 @@ async def test_another_principal_sees_and_reaches_nothing_and_cannot_tell(serve:
     operator = served.principal("boss", is_operator=True)
     assert (await operator.get("/v1/sessions")).json()["sessions"] == []
     assert len((await operator.get("/v1/sessions", params={"principal": "*"})).json()["sessions"]) == 1
+    forked = await operator.post(f"/v1/sessions/{session_id}/fork", json={"prompt": "x"})
+    assert (forked.status_code, code(forked)) == (403, "FORBIDDEN"), "what it would do is the owner's to answer for"
     assert (await operator.post(f"/v1/sessions/{session_id}/cancel")).status_code == 202
 
 
@@ -239,6 +242,25 @@ async def test_quotas_are_kept_and_nobody_starves(serve: Serves) -> None:
         await served.ended(greedy, session.json()["session_id"])
     again = [await greedy.post("/v1/sessions", json=prompt()) for _ in range(3)]
     assert [response.status_code for response in again] == [201, 201, 429], "five an hour"
+    forked = await greedy.post(f"/v1/sessions/{made[0].json()['session_id']}/fork", json={"prompt": "x"})
+    assert (forked.status_code, code(forked)) == (429, "TOO_MANY")
+
+
+async def test_a_fork_is_not_gone_beyond_a_ceiling_with(serve: Serves) -> None:
+    served = await serve([Turn("late", delay_s=60)])
+    team = served.principal("team", models=["scripted"], webhooks=False)
+    path = f"/v1/sessions/{(await team.post('/v1/sessions', json=prompt(model='scripted'))).json()['session_id']}/fork"
+    hook = {"url": "https://hooks.example.com/x"}
+    for body in ({"model": "other"}, {"webhook": hook}):
+        refused = await team.post(path, json={"prompt": "x", **body})
+        assert (refused.status_code, code(refused)) == (403, "FORBIDDEN"), refused.text
+    for body in ({}, {"prompt": " "}, {"prompt": "x", "at_step": 0}, {"prompt": "x", "workspace": "root"}):
+        assert (await team.post(path, json=body)).status_code == 422, body
+    early = await team.post(path, json={"prompt": "x"})
+    assert (early.status_code, code(early)) == (409, "CONFLICT"), "there is no worker, and so no workspace"
+    left = [one["session_id"] for one in (await team.get("/v1/sessions")).json()["sessions"]]
+    assert len(left) == 1
+    assert [one.name for one in (served.state_dir / "sessions").iterdir()] == left
 
 
 async def test_a_token_that_is_revoked_ends_what_it_could_do(served: Served) -> None:
