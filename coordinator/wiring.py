@@ -63,12 +63,7 @@ async def open_cluster(
                 store=store,
                 executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
                 placement=Placement(
-                    store=store,
-                    reader=reader,
-                    dispatcher=dispatcher,
-                    watch=watch,
-                    turns=turns,
-                    tools=tools.digest,
+                    store=store, reader=reader, dispatcher=dispatcher, watch=watch, turns=turns, tools=tools.digest
                 ),
                 registry=tools.registry,
                 state_dir=state_dir,
@@ -81,10 +76,14 @@ async def open_cluster(
             )
     finally:
         dispatcher.close()
-        # Best effort: a stream that nobody reads expires.
-        with contextlib.suppress(RedisError, OSError, TimeoutError):
-            async with asyncio.timeout(FORGET_S):
-                await store.forget_replies(coordinator)
-                await store.end_coordinator(coordinator)
+        await _forget(store, coordinator)
         await client.aclose()
         await reading.aclose()
+
+
+async def _forget(store: Store, coordinator: str) -> None:
+    """Take back what Redis has of a coordinator that ends. Best effort: a stream that nobody reads expires."""
+    with contextlib.suppress(RedisError, OSError, TimeoutError):
+        async with asyncio.timeout(FORGET_S):
+            await store.forget_replies(coordinator)
+            await store.end_coordinator(coordinator)

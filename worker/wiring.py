@@ -87,19 +87,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     machine = build(settings, client)
     boxes = machine.boxes
     life, own = _life(settings, machine, loaded), _own_tools(settings, loaded)
-
-    def show_alive() -> None:
-        if settings.alive_file is not None and canary.is_well:
-            settings.alive_file.touch()
-
-    lease = Lease(
-        client,
-        life,
-        on_lapse=machine.on_lapse,
-        on_return=machine.on_return,
-        on_renewed=show_alive,
-        on_drained=boxes.drain,
-    )
+    lease = _lease(settings, client, machine, life, lambda: canary.is_well)
     lanes = LaneGate(settings.lane_count, lambda: anew.begin())
     anew = Anew(lease.drain, lambda: lanes.running, own.close)
     mcp = Mcp(boxes, settings.scratch_dir, deny=settings.egress_deny)
@@ -121,9 +109,8 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
     lease.start()
     doors = Doors(client, settings.node, boxes.running_box)
     doors.start()
-    if settings.owner_fd is None:
-        machine.upkeep.add("mark", Marking(client, settings.state_dir, settings.node, life.incarnation).write)
-    _keep_up(machine, lanes, lease)
+    mark = Marking(client, settings.state_dir, settings.node, life.incarnation) if settings.owner_fd is None else None
+    _keep_up(machine, lanes, lease, mark)
     canary.start()
     # An owned node's boxes are its owner's to end.
     hand_over = (lambda: anew.hand_over(lease.stop)) if settings.owner_fd is None else None
@@ -139,13 +126,32 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         end.close()
 
 
+def _lease(
+    settings: NodeSettings, client: redis.Redis, machine: Machine, life: NodeLife, is_well: Callable[[], bool]
+) -> Lease:
+    def show_alive() -> None:
+        if settings.alive_file is not None and is_well():
+            settings.alive_file.touch()
+
+    return Lease(
+        client,
+        life,
+        on_lapse=machine.on_lapse,
+        on_return=machine.on_return,
+        on_renewed=show_alive,
+        on_drained=machine.boxes.drain,
+    )
+
+
 def _adopt(boxes: Boxes) -> None:
     adopted = boxes.adopt()
     if adopted:
         log.info("boxes adopted", extra={"sessions": adopted})
 
 
-def _keep_up(machine: Machine, lanes: LaneGate, lease: Lease) -> None:
+def _keep_up(machine: Machine, lanes: LaneGate, lease: Lease, mark: Marking | None) -> None:
+    if mark is not None:
+        machine.upkeep.add("mark", mark.write)
     machine.upkeep.add("lanes", lanes.look)
     machine.upkeep.add("facts", lambda: lease.describe(**machine.facts()))
     machine.upkeep.start()

@@ -83,10 +83,7 @@ class SessionRunner:
         continued: Continued | None = None,
         make_loop: Callable[..., SessionLoop] = SessionLoop,
     ) -> None:
-        wants = Wants(
-            request.workspace.policy, request.image, request.limits, makes_image=request.box.extras.makes_image
-        )
-        granted = within(wants, request.ceiling, request.principal)
+        granted = within(_wants(request), request.ceiling, request.principal)
         facts = request.models.of(model.settings.model)
         self.limits = LiveLimits(granted.limits, cut=request.ceiling.cut, facts=facts)
         self._request = replace(request, limits=granted.limits)
@@ -94,8 +91,7 @@ class SessionRunner:
         usable = usable_tools(cluster.registry, granted.tools, is_read_only=request.is_read_only)
         self._registry = LiveRegistry((usable if request.task_depth > 0 else without_tasks(usable)).tools())
         request.parameters.check_tools(self._registry.names())
-        self._cluster = cluster
-        self._model = model
+        self._cluster, self._model = cluster, model
         self._approver, self._lasting = OneAtATime(approver), Lasting()
         self._next_message = next_message
         # A session whose owner did not come to write anything begins now.
@@ -378,3 +374,8 @@ class SessionRunner:
             patch=patch,
             notes=notes,
         )
+
+
+def _wants(request: SessionRequest) -> Wants:
+    makes_image = request.box.extras.makes_image
+    return Wants(request.workspace.policy, request.image, request.limits, makes_image=makes_image)
