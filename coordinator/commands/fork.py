@@ -72,7 +72,7 @@ def fork(
         # A session that runs was copied before this command had a cluster of its own; what it did since is not taken.
         latest = find(settings.state_dir, parent)
         lay_out(latest, target, request, endpoint, step_of(latest.reading.entries, at_step, last), env=values)
-        return Going(find(settings.state_dir, target), prompt)
+        return Going(find(settings.state_dir, target), prompt, by="sandhog fork")
 
     try:
         last = ask_copy(settings, parent, target) if is_live else None

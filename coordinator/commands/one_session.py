@@ -30,7 +30,7 @@ from coordinator.session.events import Event, EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
-from coordinator.session.resume import Resumable, resume
+from coordinator.session.resume import BY_COMMAND, Resumable, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
@@ -51,6 +51,8 @@ class Going:
     """Values of the box's variables, where they are given anew."""
     is_forced: bool = False
     """Also take it from an owner that lives."""
+    by: str = BY_COMMAND
+    """Who goes on, for the transcript."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ async def _runner(command: Command, cluster: Cluster, around: _Around) -> Sessio
         message=command.goes_on.message,
         env=command.goes_on.env,
         is_forced=command.goes_on.is_forced,
+        by=command.goes_on.by,
     )
 
 

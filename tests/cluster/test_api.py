@@ -272,6 +272,7 @@ def test_a_session_that_runs_is_forked_and_goes_on_as_if_nothing_had_been(
     result = json.loads(typed.stdout)
     assert (result["status"], result["calls"]) == ("completed", 1), result
     assert "+typed" in result["patch"]
+    assert '"by":"sandhog fork"' in Path(result["transcript"]).read_text()
 
     shown = ended(client, fork_id)
     assert (shown["status"], shown["text"], shown["calls"], shown["step"]) == ("completed", "ran 1", 1, 5), shown

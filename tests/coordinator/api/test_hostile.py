@@ -254,8 +254,8 @@ async def test_a_fork_is_not_gone_beyond_a_ceiling_with(serve: Serves) -> None:
     for body in ({"model": "other"}, {"webhook": hook}):
         refused = await team.post(path, json={"prompt": "x", **body})
         assert (refused.status_code, code(refused)) == (403, "FORBIDDEN"), refused.text
-    for body in ({}, {"prompt": " "}, {"prompt": "x", "at_step": 0}, {"prompt": "x", "workspace": "root"}):
-        assert (await team.post(path, json=body)).status_code == 422, body
+    for wrong in ({}, {"prompt": " "}, {"prompt": "x", "at_step": 0}, {"prompt": "x", "workspace": "root"}):
+        assert (await team.post(path, json=wrong)).status_code == 422, wrong
     early = await team.post(path, json={"prompt": "x"})
     assert (early.status_code, code(early)) == (409, "CONFLICT"), "there is no worker, and so no workspace"
     left = [one["session_id"] for one in (await team.get("/v1/sessions")).json()["sessions"]]
