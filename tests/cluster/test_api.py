@@ -43,7 +43,7 @@ class Server:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*SANDHOG, *arguments], env=self.environment, capture_output=True, text=True, timeout=90, check=False
+            [*SANDHOG, *arguments], env=self.environment, capture_output=True, text=True, timeout=240, check=False
         )
 
 
@@ -247,6 +247,7 @@ def test_a_person_answers_talks_and_changes_limits(client: httpx2.Client, until:
     assert "copy" in gone_on.json()["error"]["message"]
 
 
+@pytest.mark.timeout(400)
 def test_a_session_that_runs_is_forked_and_goes_on_as_if_nothing_had_been(
     client: httpx2.Client, server: Server, until: Until
 ) -> None:
