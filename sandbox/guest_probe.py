@@ -27,7 +27,8 @@ def main() -> None:
     sys.path.insert(0, request["package_root"])
     for name in (*ALWAYS, *BUILTINS, *request["guest_modules"]):
         __import__(name)
-    modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] not in OURS}
+    # One that is None was kept out by name.
+    modules = {name: module for name, module in sys.modules.items() if module and name.partition(".")[0] not in OURS}
     json.dump(collect(request, modules), sys.stdout)
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tarfile
+
+# A plain tar needs neither, and each would bring a library into every box.
+sys.modules.setdefault("bz2", None)  # type: ignore[arg-type]
+sys.modules.setdefault("lzma", None)  # type: ignore[arg-type]
+import tarfile  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
