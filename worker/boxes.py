@@ -24,7 +24,6 @@ from worker.contract.orders import BoxOrder, CopyOrder, CopyOutcome, FinishOrder
 from worker.disk import DiskWatch
 from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
 from worker.forking import copy_for_fork, standing_still
-from worker.making import Maker
 from worker.own_disk import OwnDisks
 from worker.places import Places
 from worker.progress import Progress
@@ -33,6 +32,7 @@ from worker.setup import Setup
 from worker.sources.held import Sources
 from worker.specs import Specs
 from worker.spill import Spills
+from worker.starter import Starter
 from worker.warm import WarmBoxes
 from worker.workspace import Workspace
 
@@ -72,7 +72,7 @@ class Boxes:
     ) -> None:
         """`pool` and `nursery` (see `WarmBoxes`) keep boxes ready; `places` is where idle sessions give theirs back.
 
-        See `Maker` for `setup` and `sources`.
+        See `Starter` for `setup` and `sources`.
         """
         self._engine = engine
         self._specs = Specs(dead_man_s, dict(env or {}), dict(profiles or {}), allow_open_network, freeze_s)
@@ -88,7 +88,7 @@ class Boxes:
         self._warm = (
             WarmBoxes(engine, pool, nursery, self.used, disks) if pool is not None and nursery is not None else None
         )
-        self._maker = Maker(
+        self._starter = Starter(
             engine, self._specs, setup=setup, sources=sources, warm=self._warm, disks=disks, progress=progress
         )
         self._seats: dict[str, Seat] = {}
@@ -142,7 +142,7 @@ class Boxes:
                 self._drop(seat, "the box ended")
             if seat.box is None:
                 self._take_place(seat, order.session)
-                seat.sit(self._maker.make(seat, order), order.generation)
+                seat.sit(self._starter.start(seat, order), order.generation)
                 self.starts += 1
             assert seat.box is not None
             seat.session_dir = Path(order.session_dir)
@@ -248,7 +248,7 @@ class Boxes:
 
     def finish(self, order: FinishOrder) -> FinishOutcome:
         """End the session's box and return what its workspace became. Idempotent."""
-        self._maker.cancel(order.box.session)
+        self._starter.cancel(order.box.session)
         seat = self._seat(order.box.session)
         checked: CheckOutcome | None = None
         with seat.lock:
@@ -312,13 +312,13 @@ class Boxes:
         if seat.box is None or not seat.box.is_alive():
             end(seat)
             self._take_place(seat, order.session)
-            seat.sit(self._maker.make(seat, order), order.generation)
+            seat.sit(self._starter.start(seat, order), order.generation)
         assert seat.box is not None
         with self._guard:
             if self._is_closed:
                 raise BoxUnavailable("the node is ending")
             self._checked_boxes[order.session] = seat.box
-        seat.workspace = seat.workspace or self._maker.workspace(order)
+        seat.workspace = seat.workspace or self._starter.workspace(order)
         return seat.box, seat.workspace
 
     def close(self) -> None:
@@ -329,7 +329,7 @@ class Boxes:
             checked = list(self._checked_boxes.values())
         for box in checked:
             box.close()
-        self._maker.close()
+        self._starter.close()
         for seat in seats:
             # A start that is under way is waited for, so that its box is not left behind.
             with seat.lock:

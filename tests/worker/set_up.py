@@ -105,8 +105,8 @@ class Session:
     def image(self) -> str:
         """What the box is started from now."""
         template = self.boxes._specs.spec(self.order, NOWHERE)
-        assert self.boxes._maker._setup is not None
-        return self.boxes._maker._setup.resolved(self.order, lambda: template).image
+        assert self.boxes._starter._setup is not None
+        return self.boxes._starter._setup.resolved(self.order, lambda: template).image
 
     def finish(self) -> FinishOutcome:
         return self.boxes.finish(FinishOrder(box=self.order, node=NODE, incarnation="i"))

@@ -184,8 +184,8 @@ def test_made_images_go_when_nobody_used_them_for_long(
     tags = set(made(client)) - before
     assert len(tags) == 2
     gone.finish()
-    assert boxes._maker._setup is not None
-    maker = boxes._maker._setup._engine.maker
+    assert boxes._starter._setup is not None
+    maker = boxes._starter._setup._engine.maker
     assert not tags & set(maker.unused(3600.0)), "they were used just now"
     # Only this test's own: others' images are on the engine too.
     mine = sorted(tags & set(maker.unused(-60.0)))

@@ -1,4 +1,4 @@
-"""Makes the box that an order asks for, on its workspace: boxes → **making** → starting → engine."""
+"""Starts the box that an order asks for, on its workspace: boxes → **starter** → starting → engine."""
 
 from contextlib import nullcontext
 
@@ -20,8 +20,8 @@ from worker.warm import WarmBoxes
 from worker.workspace import NOWHERE, Workspace
 
 
-class Maker:
-    """Makes boxes, from warm ones where it can. Thread-safe.
+class Starter:
+    """Starts boxes, or hands out warm ones. Thread-safe.
 
     Without `setup` no session gets an image of its own, without `sources` none that must be fetched.
     """
@@ -61,7 +61,7 @@ class Maker:
         if self._warm is not None:
             self._warm.close()
 
-    def make(self, seat: Seat, order: BoxOrder) -> Box:
+    def start(self, seat: Seat, order: BoxOrder) -> Box:
         """Return a box on the order's workspace, which is the seat's then. The seat's lock is held.
 
         Raises:
@@ -70,7 +70,7 @@ class Maker:
         try:
             order = self._specs.resolved(order)
             with self._sources.held(order) if self._sources is not None else nullcontext(order) as held:
-                return self._make_on(seat, held)
+                return self._start_on(seat, held)
         except (WorkspaceRefused, SandboxError) as exc:
             raise BoxUnavailable(str(exc)) from exc
         except OSError as exc:
@@ -82,8 +82,8 @@ class Maker:
         most_bytes = self._specs.profile_of(order).limits().workspace_bytes
         return workspace.prepare(order, disks=self._disks, size_bytes=most_bytes)
 
-    def _make_on(self, seat: Seat, order: BoxOrder) -> Box:
-        """Make the box of an order whose directory is there."""
+    def _start_on(self, seat: Seat, order: BoxOrder) -> Box:
+        """Start the box of an order whose directory is there."""
         if self._setup is not None:
             order = self._setup.resolved(order, lambda: self._specs.spec(order, NOWHERE))
         elif order.extras.makes_image:
