@@ -124,6 +124,7 @@ class Channel:
         self._up, self._down = keys.channel_up(name), keys.channel_down(name)
         self._pipes: dict[int, FarPipe] = {}
         self._last_number = 0
+        self._opening = asyncio.Lock()
         self._last_id = b"0"
         self._over = ""
         self._ended = asyncio.Event()
@@ -134,9 +135,11 @@ class Channel:
         Raises:
             ChannelOver: the channel has ended.
         """
-        self._last_number += 1
-        pipe = self._pipes[self._last_number] = FarPipe(self, self._last_number)
-        await self.say(ChannelFrame(do=Do.OPEN, pipe=self._last_number, wanted=wanted))
+        # The node wants them in the order of their numbers, and each frame may take a connection of its own.
+        async with self._opening:
+            self._last_number = number = self._last_number + 1
+            pipe = self._pipes[number] = FarPipe(self, number)
+            await self.say(ChannelFrame(do=Do.OPEN, pipe=number, wanted=wanted))
         return pipe
 
     async def say(self, frame: ChannelFrame, body: bytes = b"") -> None:

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +46,37 @@ class Terminal:
             "SANDHOG_STATE_DIR": str(state_dir),
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
+        self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return subprocess.Popen(
-            [*SANDHOG, *words], env=self.environment, start_new_session=True, **{**pipes, **streams}
-        )
+        given = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), **streams}
+        process = subprocess.Popen([*SANDHOG, *words], env=self.environment, start_new_session=True, **given)
+        self.started.append(process)
+        return process
 
     async def run(self, *words: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
         """Exit code and what was written to both streams."""
         process = self.start(*words)
-        try:
-            out, err = await asyncio.to_thread(process.communicate, data, WAIT_S)
-        finally:
+        out, err = await asyncio.to_thread(process.communicate, data, WAIT_S)
+        return process.returncode, out, err
+
+    def close(self) -> None:
+        """Leave no command behind."""
+        for process in self.started:
             if process.poll() is None:
                 process.kill()
-        return process.returncode, out, err
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with suppress(BrokenPipeError):
+                        stream.close()
 
 
 @pytest.fixture
-def terminal(state_dir: Path) -> Terminal:
-    return Terminal(state_dir)
+def terminal(state_dir: Path) -> Iterator[Terminal]:
+    terminal = Terminal(state_dir)
+    yield terminal
+    terminal.close()
 
 
 @asynccontextmanager
