@@ -4,6 +4,7 @@ A server that is missing is a skip at home and a failure where `SANDHOG_REQUIRE_
 """
 
 import contextlib
+import errno
 import functools
 import os
 import shutil
@@ -111,7 +112,7 @@ def furnished_dir(guest_folder: Path, proofs_dir: Path) -> Callable[[], Abstract
     def make() -> Iterator[Path]:
         path = short_directory()
         # The same files: whoever would write to them would write to those of all.
-        shutil.copytree(guest_folder, path / "guest" / guest_folder.name, copy_function=os.link)
+        shutil.copytree(guest_folder, path / "guest" / guest_folder.name, copy_function=link)
         link_proofs(proofs_dir, path / "proofs")
         try:
             yield path
@@ -127,7 +128,17 @@ def link_proofs(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
     for proof in source.glob("*.json"):
         with contextlib.suppress(FileExistsError):
-            os.link(proof, target / proof.name)
+            link(str(proof), str(target / proof.name))
+
+
+def link(source: str, target: str) -> None:
+    """Make the same file stand there too; a copy of it where that is another file system."""
+    try:
+        os.link(source, target)
+    except OSError as exc:
+        if exc.errno != errno.EXDEV:
+            raise
+        shutil.copy2(source, target)
 
 
 @pytest.fixture(scope="session")
