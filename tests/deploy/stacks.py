@@ -19,7 +19,8 @@ import docker
 import httpx2
 
 ROOT = Path(__file__).parents[2]
-COMPOSE_S = 600
+COMPOSE_S = 1200
+"""Images are built on a machine that may be busy."""
 BUILDING = Path(tempfile.gettempdir()) / "sandhog-stack-images.lock"
 """Images have one name on an engine: tests that make them wait for each other."""
 
