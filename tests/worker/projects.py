@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from worker.contract.orders import BoxOrder, WorkspaceMode
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 
 def project(root: Path) -> Path:

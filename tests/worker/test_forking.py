@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.test_workspace import as_root, order_for, project
+from tests.worker.projects import as_root, order_for, project
 from worker.contract.orders import BoxOrder, CopyOrder, CopyOutcome, WorkspaceMode
 from worker.forking import copy_for_fork
 from worker.own_disk import OwnDisks

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.projects import order_for, project
+from tests.worker.projects import as_root, order_for, project
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.results import finish_bind, finish_copy, release
 from worker.setids import strip_set_ids
 from worker.workspace import prepare
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 AsOrdinaryUser = Callable[[Callable[[], None]], None]
 Nest = Callable[[Path, int], int]

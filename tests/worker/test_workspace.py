@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.projects import order_for, project
+from tests.worker.projects import as_root, order_for, project
 from worker.beneath import remove_tree
 from worker.contract.orders import WorkspaceMode
 from worker.errors import WorkspaceRefused
 from worker.workspace import agent_uid, prepare
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
 
 AsOrdinaryUser = Callable[[Callable[[], None]], None]
 Nest = Callable[[Path, int], int]
