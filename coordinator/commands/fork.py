@@ -24,8 +24,10 @@ from coordinator.session.forking import copy_kept, demand_forkable, discard, lay
 from coordinator.session.model_table import read_model_table
 from coordinator.session.principal import LOCAL
 from coordinator.session.request import new_session_id
+from coordinator.session.result import SessionResult
 from coordinator.session.resume import find
-from coordinator.settings import read_settings
+from coordinator.session.saved import NAME as SAVED
+from coordinator.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)
 
@@ -57,37 +59,40 @@ def fork(
     is_live = bool(living(settings, [parent]))
     demand_forkable(found, at_step, is_live=is_live)
     request = request_of(found, read_model_table(settings.models_file, settings.context_tokens))
-    limits = request.limits if max_steps is None else request.limits.model_copy(update={"steps": max_steps})
-    request = replace(
-        request, principal=LOCAL, is_adoptable=False, limits=limits, keep="always" if keep else "unfinished"
-    )
+    request = replace(request, principal=LOCAL, is_adoptable=False, keep="always" if keep else "unfinished")
+    if max_steps is not None:
+        request = replace(request, limits=request.limits.model_copy(update={"steps": max_steps}))
     endpoint = endpoint_of(found, model or settings.model)
     values = read_env(env or (), env_file or (), os.environ) or None
     keep_action(settings.state_dir, "fork", session=parent, detail=f"as {target}")
+    last = ask_copy(settings, parent, target) if is_live else None
     on_terminal = is_terminal(sys.stdin, sys.stderr)
 
     async def begin(cluster: Cluster) -> Going:
         if not is_live:
             await copy_kept(found, cluster, target)
-        # A session that runs was copied before this command had a cluster of its own; what it did since is not taken.
+        # What a session that runs did since it was copied is not taken.
         latest = find(settings.state_dir, parent)
         lay_out(latest, target, request, endpoint, step_of(latest.reading.entries, at_step, last), env=values)
         return Going(find(settings.state_dir, target), prompt, by="sandhog fork")
 
+    command = Command(
+        request,
+        endpoint,
+        (approve or (Approve.ASK if on_terminal else Approve.NEVER)).value,
+        is_live=not json,
+        tools=own_tools([*settings.tool_paths, *request.tool_paths]),
+        begins=begin,
+        talk="further" if on_terminal and not json else "once",
+    )
+    finish(_run(command, settings, target), as_json=json)
+
+
+def _run(command: Command, settings: Settings, target: str) -> SessionResult:
+    """Run the fork; of one that could not be made nothing is left."""
     try:
-        last = ask_copy(settings, parent, target) if is_live else None
-        command = Command(
-            request,
-            endpoint,
-            (approve or (Approve.ASK if on_terminal else Approve.NEVER)).value,
-            is_live=not json,
-            tools=own_tools([*settings.tool_paths, *request.tool_paths]),
-            begins=begin,
-            talk="further" if on_terminal and not json else "once",
-        )
-        result = run_command(command, settings)
+        return run_command(command, settings)
     except SandhogError:
-        if not (settings.state_dir / "sessions" / target / "session.json").exists():
+        if not (settings.state_dir / "sessions" / target / SAVED).exists():
             discard(settings.state_dir, target)
         raise
-    finish(result, as_json=json)

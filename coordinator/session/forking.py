@@ -149,10 +149,17 @@ def lay_out(
         now: The time of day.
 
     Raises:
+        ConfigError: values of the box's variables are missing.
         TranscriptError: it cannot be written.
     """
     target_dir = found.session_dir.with_name(target)
     values = {**kept_env(found.session_dir), **(env or {})}
+    missing = ", ".join(name for name in request.box.extras.env_names if name not in values)
+    if missing:
+        raise ConfigError(
+            f"The values of these variables were forgotten when session {found.session_id} completed: {missing}. Give "
+            "them anew (--env), or fork a session before it completes."
+        )
     names = tuple(dict.fromkeys([*request.box.extras.env_names, *(env or {})]))
     box = BoxOptions(request.box.extras.model_copy(update={"env_names": names}), values)
     try:

@@ -13,6 +13,7 @@ from coordinator.endpoint.reply import ModelReply, RawCall
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always
+from coordinator.session.box_options import BoxOptions
 from coordinator.session.catching_up import FORKED
 from coordinator.session.copying import Copying, TakenStep
 from coordinator.session.forking import demand_forkable, lay_out, request_of, step_of
@@ -22,7 +23,7 @@ from coordinator.session.model_table import ModelTable
 from coordinator.session.place import SessionPlace
 from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest
-from coordinator.session.resume import Resumable, find, resume
+from coordinator.session.resume import Resumable, find, kept_env, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import save_session
 from coordinator.session.session_events import SessionForked, SessionStarted
@@ -30,6 +31,7 @@ from coordinator.session.step_events import ModelReplied, ReplyTaken
 from coordinator.session.takeover import strays
 from coordinator.session.workspace_choice import Chosen
 from tests.coordinator.resuming import in_memory_cluster
+from worker.contract.extras import ENV_FILE, BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
 
 CALLS = [
@@ -188,6 +190,23 @@ async def test_a_session_that_runs_is_copied_between_two_steps() -> None:
         assert await asked == 1
     assert place.copies == ["fork"]
     assert await copying.copy_to("other") == 1, "while the model is asked, nothing runs"
+
+
+def test_a_fork_has_the_boxs_variables_or_says_which_are_missing(found: Resumable, tmp_path: Path) -> None:
+    wanted = request_of(found, ModelTable())
+    wanted = replace(wanted, box=BoxOptions(BoxExtras(env_names=("TOKEN",))))
+    fork_dir = tmp_path / "sessions" / "s2"
+    fork_dir.mkdir()
+    with pytest.raises(ConfigError, match="TOKEN"):
+        lay_out(found, "s2", wanted, ModelSettings("m"), 4)
+    assert list(fork_dir.iterdir()) == []
+    (found.session_dir / ENV_FILE).write_text('{"TOKEN": "kept of the session"}')
+    lay_out(found, "s2", wanted, ModelSettings("m"), 4, env={"MORE": "given anew"})
+    assert kept_env(fork_dir) == {"TOKEN": "kept of the session", "MORE": "given anew"}
+    assert (fork_dir / ENV_FILE).stat().st_mode & 0o777 == 0o600
+    texts = "".join(one.read_text() for one in fork_dir.iterdir() if one.name != ENV_FILE)
+    assert "kept of the session" not in texts
+    assert find(tmp_path, "s2").saved.to_request(ModelTable()).box.extras.env_names == ("TOKEN", "MORE")
 
 
 def test_what_cannot_be_forked_is_said_with_what_to_do(found: Resumable, tmp_path: Path) -> None:
