@@ -143,14 +143,17 @@ async def test_a_call_whose_node_stood_still_is_sent_again_and_runs_once(stage: 
     assert finished.attempt == 2, "the first attempt was fenced"
 
 
-async def test_redis_that_stands_still_for_a_while_loses_and_doubles_nothing(stage: Any, embedded: Embedded) -> None:
+@pytest.mark.parametrize("away_s", [6.0, pytest.param(20.0, marks=pytest.mark.long)])
+async def test_redis_that_stands_still_for_a_while_loses_and_doubles_nothing(
+    stage: Any, embedded: Embedded, away_s: float
+) -> None:
     turn = Turn(calls=(ScriptedCall("Bash", {"command": "touch begun; sleep 1; echo x >> log; cat log"}),))
     after = Turn(calls=(ScriptedCall("Bash", {"command": "echo y >> log; cat log"}),))
     pid = embedded.redis_pid
 
     def pause() -> None:
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(6.0, lambda: os.kill(pid, signal.SIGCONT)).start()
+        threading.Timer(away_s, lambda: os.kill(pid, signal.SIGCONT)).start()
 
     stop = asyncio.create_task(once_there(stage.project / "begun", pause))
     played = await stage.play([turn, after, Turn("done")])

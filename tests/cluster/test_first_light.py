@@ -88,6 +88,9 @@ async def test_a_bad_call_is_answered_and_its_neighbours_run(stage: Any) -> None
             ScriptedCall("Fly", {"to": "the moon"}),
             ScriptedCall("Read", {"path": "a.txt", "colour": "red"}),
             ScriptedCall("Read", {"path": "a.txt"}),
+            ScriptedCall("Read", {"path": "nowhere.txt"}),
+            ScriptedCall("Edit", {"path": "a.txt", "old_string": "nowhere", "new_string": "x"}),
+            ScriptedCall("Bash", {"command": "cat a.txt"}),
         )
     )
     played = await stage.play([turn, Turn("done")])
@@ -97,10 +100,15 @@ async def test_a_bad_call_is_answered_and_its_neighbours_run(stage: Any) -> None
         "UNKNOWN_TOOL",
         "INVALID_PARAM",
         None,
+        "NOT_FOUND",
+        "INVALID_PARAM",
+        None,
     ]
+    assert "alpha" in contents[3]["text"], "its neighbour in the group failed"
+    assert "alpha" in contents[6]["text"], "the link before it failed"
     assert "Bash, BashOutput, Edit" in contents[1]["error"]["message"]
     started = [event for event in played.events if isinstance(event, CallStarted)]
-    assert [event.index for event in started] == [3], "nothing was sent for the bad ones"
+    assert sorted(event.index for event in started) == [3, 4, 5, 6], "nothing was sent for the bad ones"
 
 
 async def test_a_large_output_is_cut_and_readable_from_inside(stage: Any) -> None:

@@ -300,15 +300,16 @@ async def test_the_guarded_policy_asks_for_what_does_not_only_read(stage: Any) -
 
 
 @pytest.mark.docker
-async def test_safe_calls_travel_together(stage: Any) -> None:
-    turn = Turn(calls=tuple(ScriptedCall("greet", {"name": name}) for name in "abc"))
+async def test_safe_calls_travel_together(stage: Any, marker: Path) -> None:
+    # Each waits for all the others: they run at the same time, or not at all.
+    turn = Turn(calls=tuple(ScriptedCall("meet", {"place": str(marker.parent), "count": 3}) for _ in "abc"))
     played = await stage.play([turn, Turn("done")])
     started = [event.index for event in played.events if isinstance(event, CallStarted)]
     first_end = next(at for at, event in enumerate(played.events) if isinstance(event, CallFinished))
 
     assert started == [0, 1, 2]
     assert sum(isinstance(event, CallStarted) for event in played.events[:first_end]) == 3
-    assert [answer["text"] for answer in contents(played)] == ["hello a", "hello b", "hello c"]
+    assert [answer["text"] for answer in contents(played)] == ["met"] * 3
 
 
 @pytest.mark.docker

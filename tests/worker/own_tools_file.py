@@ -30,6 +30,20 @@ def greet(name: str, times: int = 1) -> str:
     return "\n".join([f"hello {name}"] * times)
 
 
+@tool(effect="reads", concurrency_safe=True, timeout_s=60)
+def meet(place: str, count: int) -> str:
+    """Wait until so many calls are at a place.
+
+    Args:
+        place: A directory that any user may write to.
+        count: How many.
+    """
+    (Path(place) / f"here-{os.getpid()}").touch()
+    while len(list(Path(place).glob("here-*"))) < count:
+        time.sleep(0.01)
+    return "met"
+
+
 @tool
 async def later(value: dict[str, int]) -> dict[str, int]:
     """Return the value, a little later.
