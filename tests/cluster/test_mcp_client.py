@@ -20,7 +20,7 @@ from tests.conftest import without_server
 from tests.worker.test_mcp import LIBRARY, STOCK, TOKEN, open_python, web_server
 from worker.contract.approvals import ApprovalRequest
 
-pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
+pytestmark = [pytest.mark.docker, pytest.mark.shared_node, pytest.mark.timeout(400)]
 __all__ = ["web_server"]
 
 IMPORTED = (
