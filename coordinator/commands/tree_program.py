@@ -52,6 +52,8 @@ class TreeProgram:
 
     async def failure(self) -> str:
         """Say that nothing more comes, and return why it failed once it has ended; "" if it did not."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         _, said = await self._process.communicate()
         if not self._process.returncode:
             return ""
