@@ -15,6 +15,7 @@ from coordinator.cluster.patience import patiently
 from coordinator.cluster.store import NodeView, Store
 from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
+from coordinator.ending import end
 from coordinator.errors import NoBox, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
@@ -191,8 +192,7 @@ class Placement:
                 self._dispatcher.send_prepare, order, f"{box.session}/prepare", wait_s, kind=BEGIN
             )
         finally:
-            watch.cancel()
-            await asyncio.wait({watch})
+            await end(watch)
         outcome = outcome_of(PrepareOutcome, asked)
         if outcome is None:
             raise NoBox(f"The node {node.node} did not say that the box is ready: {why_none(asked)}.")

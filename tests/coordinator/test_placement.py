@@ -102,3 +102,38 @@ async def test_a_node_is_asked_for_no_more_boxes_at_once_than_it_has_threads_for
             task.cancel()
         await asyncio.gather(*beginning, *ending, return_exceptions=True)
     assert redis_client.keys(keys.errands("*", "*")) == [], "nothing is left of them"
+
+
+async def test_a_look_at_progress_that_goes_on_when_it_is_ended_holds_up_nobody(
+    placement: Placement, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redis_client.set(keys.lease(NODE.node), NODE.incarnation)
+    redis_client.set(keys.node(NODE.node), NODE.model_dump_json())
+    looks = asyncio.Event()
+
+    async def progress(store: Store, session: str) -> None:
+        swallows = not looks.is_set()
+        looks.set()
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            # As the Redis client does now and then, see `coordinator.ending`.
+            if not swallows:
+                raise
+
+    monkeypatch.setattr(Store, "progress", progress)
+    monkeypatch.setattr("coordinator.cluster.placement.PROGRESS_S", 0.01)
+    box = BoxOrder(
+        session="s",
+        generation=1,
+        session_dir=str(tmp_path),
+        image="i",
+        workspace=str(tmp_path),
+        workspace_mode=WorkspaceMode.BIND,
+    )
+    asking = asyncio.create_task(placement.prepare(box, NODE))
+    await asyncio.wait_for(looks.wait(), 60)
+    asking.cancel()
+    ended, _ = await asyncio.wait({asking}, timeout=10)
+
+    assert ended == {asking}
