@@ -74,7 +74,7 @@ def ask(session: str, text: str, part: tuple[int, int] | None = None, *, agent: 
         text=text,
         reason="it is not known to only read",
         part=part,
-        lasting=[["rm", "-r", "build"]],
+        lasting=None if part is None else [text[slice(*part)].split()],
         principal="local",
         agent=agent,
     )
