@@ -29,8 +29,7 @@ async def copy_out(settings: Settings, session: str, path: str, local: str) -> s
         ChannelOver: the box ended meanwhile.
         TranscriptError: the audit log takes no line; nothing was done.
     """
-    name = posixpath.basename(posixpath.normpath(path)).strip(".") and posixpath.basename(posixpath.normpath(path))
-    unpack, detail = ["unpack", "--", local, name or "workspace"], f"{path} to {local}"
+    unpack, detail = ["unpack", "--", local, _name_of(path)], f"{path} to {local}"
     async with find_box(settings, session) as found:
         if found is None:
             pack = ["pack", f"--session={_kept(settings, session)}", "--", path]
@@ -63,6 +62,12 @@ async def copy_in(settings: Settings, session: str, local: str, path: str) -> st
             # The box took no more; what is packed here is of no use.
             await end(sending)
     raise NotCopied(f"In the box: {far or 'it read only a part'}")
+
+
+def _name_of(path: str) -> str:
+    """Return what a path of a box is called here, also one that says no name."""
+    name = posixpath.basename(posixpath.normpath(path))
+    return "workspace" if name in ("", ".", "..") else name
 
 
 def _own_name(local: str) -> str:
