@@ -145,7 +145,7 @@ class OpenAnswers:
         if call.stays_here:
             return _here(call, has_begun)
         order = self.steps.order(opened.step, call, seat)
-        placed = self.rebuilt.placed
+        placed = opened.sent_to.get(call.index, self.rebuilt.placed)
         key = CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=call.index)
         self.steps.keys.extend(_attempts(key))
         order = order.model_copy(update={"key": key, "node": placed.node if placed else order.node})
@@ -183,7 +183,8 @@ class OpenAnswers:
             for at in range(len(opened.calls))
         ]
         holders = [str(attempt) for key in step for attempt in _attempts(key)]
-        node = self.rebuilt.placed.node if self.rebuilt.placed else seat.node.node
+        placed = next(iter(opened.sent_to.values()), self.rebuilt.placed)
+        node = placed.node if placed else seat.node.node
         await patiently(partial(self.cluster.store.give_lanes, node, holders), cancelled)
 
 

@@ -54,6 +54,8 @@ class OpenStep:
     """By the call's place in the reply."""
     begun: set[int] = field(default_factory=set)
     """Calls that may have been sent."""
+    sent_to: dict[int, SessionPlaced] = field(default_factory=dict)
+    """Where the box stood when each of them was: a later owner that died too may have had another place."""
     asked: set[int] = field(default_factory=set)
     """Calls about which a human is asked."""
 
@@ -246,6 +248,8 @@ class _Builder:
         match event:
             case CallStarted():
                 opened.begun.add(event.index)
+                if self.state.placed is not None:
+                    opened.sent_to.setdefault(event.index, self.state.placed)
             case CallFinished() | AnswerShortened():
                 opened.answers[event.index] = event.answer
                 opened.asked.discard(event.index)

@@ -14,7 +14,7 @@ from coordinator.session.history import validate
 from coordinator.session.reading import read_session, segments
 from coordinator.session.rebuild import Rebuilt, rebuild
 from coordinator.session.session_events import SessionEnded, SessionResumed, SessionStarted
-from coordinator.session.step_events import ModelReplied
+from coordinator.session.step_events import ModelReplied, ReplyTaken
 from worker.contract.orders import WorkspaceMode
 from worker.contract.places import COPY_DIR
 
@@ -144,9 +144,7 @@ def asked_calls(name: str, events: Sequence[Any], violations: list[str]) -> list
         if isinstance(event, CallFinished):
             answers.setdefault((event.step, event.index), []).append(event)
     calls = []
-    for reply in events:
-        if not isinstance(reply, ModelReplied):
-            continue
+    for reply in _taken(events):
         for index, call in enumerate(reply.calls):
             got = answers.pop((reply.step, index), [])
             place = f"{name} step {reply.step} call {index}"
@@ -159,6 +157,18 @@ def asked_calls(name: str, events: Sequence[Any], violations: list[str]) -> list
             calls.append(Asked(place, token[1] if token else "", _kind(got[0]), got[0].answer))
     violations += [f"{name} step {step} call {index}: an answer to no call" for step, index in answers]
     return calls
+
+
+def _taken(events: Sequence[Any]) -> list[ModelReplied]:
+    """Return the replies that the session went on with; the model is asked anew where its coordinator died before."""
+    replies, last = [], None
+    for event in events:
+        if isinstance(event, ModelReplied):
+            last = event
+        elif isinstance(event, ReplyTaken) and last is not None:
+            replies.append(last)
+            last = None
+    return replies
 
 
 def _kind(answer: CallFinished) -> str:

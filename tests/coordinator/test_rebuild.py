@@ -1,0 +1,31 @@
+"""What is known of a step that several owners of a session left open."""
+
+from coordinator.endpoint.reply import RawCall
+from coordinator.session.call_events import CallStarted
+from coordinator.session.events import Event
+from coordinator.session.rebuild import rebuild
+from coordinator.session.session_events import SessionPlaced, SessionResumed
+from coordinator.session.step_events import ModelReplied, ReplyTaken
+from coordinator.session.transcript import Entry
+
+
+def placed(node: str, run_id: str) -> SessionPlaced:
+    return SessionPlaced(node=node, incarnation=f"{node}-1", run_id=run_id)
+
+
+def test_a_call_is_asked_about_where_it_was_sent_also_when_a_later_owner_had_another_place() -> None:
+    """By the later place's life of Redis, a fence would say of a call whose claim was lost that it did not run."""
+    calls = (RawCall(0, "c0", "Bash", "{}"), RawCall(1, "c1", "Bash", "{}"))
+    events: list[Event] = [
+        placed("a", "life-1"),
+        ModelReplied(step=1, text="", calls=calls, finish_reason="tool_calls"),
+        ReplyTaken(call_ids=("c0", "c1")),
+        CallStarted(step=1, index=0, call_id="c0", tool="Bash"),
+        SessionResumed(session_id="s", generation=2, previous=1, accepted_bytes=0, by="takeover"),
+        placed("b", "life-2"),
+    ]
+    rebuilt = rebuild([Entry(at, "", {}, event) for at, event in enumerate(events, 1)])
+
+    assert rebuilt.placed == placed("b", "life-2")
+    assert rebuilt.open_step is not None
+    assert rebuilt.open_step.sent_to == {0: placed("a", "life-1")}
