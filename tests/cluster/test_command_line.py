@@ -232,19 +232,19 @@ def test_a_user_of_the_docker_group_gets_a_full_run(state_dir: Path, project: Pa
         pytest.skip("needs root, to become an ordinary user, and a system Python of this version")
     if any(not folder.stat().st_mode & 0o001 for folder in Path(sysconfig.get_path("purelib")).parents):
         pytest.skip("this checkout lies in a directory that other users may not enter")
-    # Of a state directory as it is at first: the guest folder is made, and the image's limits are tried.
-    for old in (state_dir / "guest", state_dir / "proofs"):
-        shutil.rmtree(old)
     owner = project.stat()
-    for path in (state_dir, *project.parents):
-        if path.is_relative_to(state_dir) or path.name.startswith(("pytest-", "popen-", "test_")):
-            path.chmod(0o755)
-    os.chown(state_dir, owner.st_uid, owner.st_gid)
+    # Not below pytest's directories, which others may not enter; and a state directory as it is at first, so that the
+    # guest folder is made and the image's limits are tried.
+    state_dir.chmod(0o755)
+    home, project = state_dir / "home", Path(shutil.copytree(project, state_dir / "project"))
+    home.mkdir()
+    for path in (home, project, *project.iterdir()):
+        os.chown(path, owner.st_uid, owner.st_gid)
     calls = (ScriptedCall("Bash", {"command": "id -u; echo x > made"}), ScriptedCall("Read", {"path": "a.txt"}))
     environment = {
         "PATH": os.pathsep.join([sysconfig.get_path("scripts"), "/usr/bin", "/bin"]),
-        "HOME": str(state_dir),
-        "SANDHOG_STATE_DIR": str(state_dir),
+        "HOME": str(home),
+        "SANDHOG_STATE_DIR": str(home),
         "SANDHOG_MODEL": "scripted",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), sysconfig.get_path("purelib")]),
     }
@@ -271,4 +271,4 @@ def test_a_user_of_the_docker_group_gets_a_full_run(state_dir: Path, project: Pa
         assert finished[1]["status"] == "success"
         assert (project / "made").exists() == (mode == "bind")
     assert (project / "made").stat().st_uid == owner.st_uid
-    assert leftovers(state_dir) == []
+    assert leftovers(home) == []
