@@ -27,7 +27,7 @@ from worker.contract import keys
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.3
-TIDY_S = 5.0
+TIDY_S = 1.0
 """How often coordinators that are gone are forgotten."""
 LAPSED_S = 0.9
 """How long a lease must have been gone, beyond its own time."""
