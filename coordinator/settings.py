@@ -81,7 +81,7 @@ class Settings(FileSettings):
     """Whether the endpoint decodes by the tools' schemas (`strict: true`) and gets their strict rendering."""
     endpoint_quirks: Annotated[str, In("endpoint")] = ""
     """What the endpoint wants otherwise than most, as a JSON object; see docs/model-endpoints.md."""
-    endpoint_requests: Annotated[int, In("endpoint")] = Field(default=64, ge=1, le=10_000)
+    endpoint_requests: Annotated[int, In("endpoint")] = Field(default=512, ge=1, le=10_000)
     """Requests under way at once to one endpoint, of all sessions of a process."""
     endpoint_timeout_s: Annotated[float, In("endpoint")] = Field(default=300.0, gt=0, le=86_400)
     """The longest silence of the endpoint."""

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-MAX_REQUESTS = 64
+MAX_REQUESTS = 512
 """Requests under way at once to one endpoint, unless a setting says otherwise."""
 FIRST_PLACES = 8.0
 """Places before anything is known of the endpoint."""
