@@ -13,6 +13,7 @@ from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.collect import BLOCK_MS, ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.execute import Executor
+from coordinator.cluster.lease import LeaseKeeper
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import Placement
@@ -55,6 +56,7 @@ async def open_cluster(
             ReplyReader(reading, coordinator) as reader,
             Watch(store) as watch,
             Ownership(store, coordinator) as ownership,
+            LeaseKeeper(redis_url, coordinator),
         ):
             settler = Settler(
                 store=store, reader=reader, dispatcher=dispatcher, watch=watch, cancels_alone=cancels_alone
