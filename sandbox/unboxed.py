@@ -96,7 +96,9 @@ def marked_processes(number: int) -> dict[int, list[int]]:
     """Living processes of the box's commands by their marker."""
     found = processes_of(number)
     found.pop(number, None)
-    return found
+    # The spawner bears the marker of a command while it forks it.
+    spawner = os.getppid()
+    return {marker: [pid for pid in pids if pid != spawner] for marker, pids in found.items() if pids != [spawner]}
 
 
 if __name__ == "__main__":

@@ -17,10 +17,12 @@ def marked_processes() -> tuple[dict[int, list[int]], int]:
     """Living process ids by marker, and how many tasks (threads) have none: our own."""
     found: dict[int, list[int]] = {}
     own_tasks = 0
+    spawner = os.getppid()
     for name in os.listdir("/proc"):
         if name[0] in "123456789":
             text = _status_of(name)
-            marker = _marker_in(text)
+            # The spawner bears the marker of a command while it forks it without a switch of user.
+            marker = _marker_in(text) if int(name) != spawner else 0
             if marker:
                 found.setdefault(marker, []).append(int(name))
             elif text:

@@ -40,7 +40,16 @@ class Engine:
         (directory / "settings.json").write_text("{}")
 
     def start(self, until: Until) -> None:
-        argv = ["dockerd", "--host", self.url, "--config-file", str(self.directory / "settings.json")]
+        # In a network namespace of its own: an engine without a bridge removes the one that it finds.
+        argv = [
+            "unshare",
+            "--net",
+            "dockerd",
+            "--host",
+            self.url,
+            "--config-file",
+            str(self.directory / "settings.json"),
+        ]
         argv += ["--data-root", str(self.directory / "data"), "--exec-root", str(self.directory / "x")]
         argv += ["--pidfile", str(self.directory / "pid"), "--bridge", "none", "--iptables=false", "--ip-forward=false"]
         with (self.directory / "log").open("ab") as log:

@@ -135,7 +135,7 @@ def test_closing_ends_it_with_all_it_started(box: Box, run: Callable[..., RunAns
 
 
 def test_closing_ends_also_what_is_only_about_to_start(box: Box) -> None:
-    for _ in range(10):
+    for _ in range(20):
         talk = Talk(box, "sleep", "4722")
         assert talk.pipe is not None
         talk.pipe.close()
