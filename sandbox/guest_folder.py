@@ -23,7 +23,7 @@ from sandbox.errors import SandboxError
 from sandbox.unwinding import drop_unwinding
 
 PACKAGE = Path(__file__).parent
-LAYOUT_VERSION = "2"
+LAYOUT_VERSION = "3"
 SCRIPTS = {
     "spawner.py": PACKAGE / "guest" / "spawner.py",
     "relay.py": PACKAGE / "guest" / "relay.py",
@@ -137,11 +137,16 @@ def _probe(folder: Path, interpreter: Path) -> dict[str, Any]:
         "guest_modules": [
             _module_name(path) for path in _guest_sources() if path.stem not in ("__main__", "spawner", "canary")
         ],
-        "files": {f"sandbox/{path.relative_to(PACKAGE)}": str(path) for path in _guest_sources()},
+        # What is run as a script is imported by nothing.
+        "files": {
+            f"sandbox/{path.relative_to(PACKAGE)}": str(path)
+            for path in _guest_sources()
+            if path not in SCRIPTS.values()
+        },
         "scripts": {name: str(path) for name, path in SCRIPTS.items()},
         "folder": str(folder),
     }
-    argv = [str(interpreter), "-I", "-S", "-B", "-X", "utf8", str(PACKAGE / "guest_probe.py")]
+    argv = [str(interpreter), "-I", "-S", "-B", "-X", "utf8", "-X", "no_debug_ranges", str(PACKAGE / "guest_probe.py")]
     done = subprocess.run(
         argv, input=json.dumps(request), capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
     )

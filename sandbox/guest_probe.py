@@ -27,8 +27,12 @@ def main() -> None:
     sys.path.insert(0, request["package_root"])
     for name in (*ALWAYS, *BUILTINS, *request["guest_modules"]):
         __import__(name)
-    # One that is None was kept out by name.
-    modules = {name: module for name, module in sys.modules.items() if module and name.partition(".")[0] not in OURS}
+    # One that is None was kept out by name, and one that has another module's name stands in for it.
+    modules = {
+        name: module
+        for name, module in sys.modules.items()
+        if module and module.__name__ == name and name.partition(".")[0] not in OURS
+    }
     json.dump(collect(request, modules), sys.stdout)
 
 

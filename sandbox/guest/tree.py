@@ -6,6 +6,7 @@ directory that is there or under a new name. Not part of the guest. What it says
 
 from __future__ import annotations
 
+import _weakref
 import os
 import stat
 import sys
@@ -13,6 +14,8 @@ import sys
 # A plain tar needs neither, and each would bring a library into every box.
 sys.modules.setdefault("bz2", None)  # type: ignore[arg-type]
 sys.modules.setdefault("lzma", None)  # type: ignore[arg-type]
+# Copying looks for the type of a reference only.
+sys.modules.setdefault("weakref", _weakref)
 import tarfile  # noqa: E402
 
 TYPE_CHECKING = False

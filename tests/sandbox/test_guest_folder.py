@@ -21,7 +21,7 @@ def test_it_is_built_once_and_found_again(tmp_path: Path) -> None:
 
 def test_it_is_small_and_open_to_every_user(guest_folder: Path) -> None:
     files = [path for path in guest_folder.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_blocks * 512 for path in files) <= 16 * MIB
+    assert sum(path.stat().st_blocks * 512 for path in files) <= 15 * MIB
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in files)
     assert all(path.stat().st_mode & 0o555 == 0o555 for path in guest_folder.rglob("*") if path.is_dir())
     assert not any(path.is_symlink() for path in guest_folder.rglob("*"))
