@@ -1,11 +1,12 @@
 """The `sandhog` command as a process of a test: what it is started with, what it says, what it leaves behind."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import docker
 from coordinator.endpoint.scripted import Script, ScriptedEndpoint
 
 SANDHOG = [sys.executable, "-c", "from coordinator.start import main; main()"]
+REMOVAL_S = 20.0
 SECRET = "sk-test-0123456789abcdef0123456789abcdef"
 
 
@@ -31,14 +33,14 @@ def environment(endpoint: ScriptedEndpoint, state_dir: Path, **variables: str) -
     }
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(script: Script, state_dir: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A `sandhog` process against a scripted endpoint of its own."""
     with ScriptedEndpoint(script) as endpoint, started(endpoint, state_dir, *arguments, **variables) as process:
         yield process
 
 
-@contextmanager
+@contextlib.contextmanager
 def started(
     endpoint: ScriptedEndpoint, state_dir: Path, *arguments: str, **variables: str
 ) -> Iterator[subprocess.Popen[str]]:
@@ -69,15 +71,12 @@ def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 def leftovers(state_dir: Path) -> list[str]:
     """What a finished command left behind but transcripts, the guest folder and results."""
-    client = docker.from_env()
-    try:
-        found = [
-            f"container {one.name}"
-            for one in client.containers.list(all=True, ignore_removed=True)
-            if is_ours(one, state_dir)
-        ]
-    finally:
-        client.close()
+    found = containers(state_dir)
+    deadline = time.monotonic() + REMOVAL_S
+    while found and time.monotonic() < deadline:
+        # The engine takes a moment to remove what has ended, most of all with gVisor.
+        time.sleep(0.2)
+        found = containers(state_dir)
     found += [f"run {path.name}" for path in (state_dir / "runs").iterdir()] if (state_dir / "runs").exists() else []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -88,6 +87,16 @@ def leftovers(state_dir: Path) -> list[str]:
             if f"SANDHOG_STATE_DIR={state_dir}".encode() in environment:
                 found.append(f"process {process.name}")
     return found
+
+
+def containers(state_dir: Path) -> list[str]:
+    """The containers of a command of this test that are still there."""
+    with contextlib.closing(docker.from_env()) as client:
+        return [
+            f"container {one.name}"
+            for one in client.containers.list(all=True, ignore_removed=True)
+            if is_ours(one, state_dir)
+        ]
 
 
 def is_ours(container: Any, state_dir: Path) -> bool:

@@ -251,6 +251,10 @@ async def test_a_fork_is_not_gone_beyond_a_ceiling_with(serve: Serves) -> None:
     team = served.principal("team", models=["scripted"], webhooks=False)
     path = f"/v1/sessions/{(await team.post('/v1/sessions', json=prompt(model='scripted'))).json()['session_id']}/fork"
     hook = {"url": "https://hooks.example.com/x"}
+    async with asyncio.timeout(60):
+        # Until the session that was just created has begun.
+        while code(await team.post(path, json={"prompt": "x", "model": "other"})) == "CONFLICT":
+            await asyncio.sleep(0.05)
     for body in ({"model": "other"}, {"webhook": hook}):
         refused = await team.post(path, json={"prompt": "x", **body})
         assert (refused.status_code, code(refused)) == (403, "FORBIDDEN"), refused.text
