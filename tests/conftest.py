@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -37,6 +38,11 @@ settings.register_profile("sandhog", deadline=None, suppress_health_check=[Healt
 settings.load_profile("sandhog")
 START_S = 60.0
 _BEGAN_S = time.time()
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    # A shell starts what runs in the background so, and commands of tests would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Until(Protocol):
