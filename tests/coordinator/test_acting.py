@@ -29,24 +29,15 @@ from coordinator.commands.typed_lines import TypedLines
 from coordinator.errors import TranscriptError
 from coordinator.session.approvals import Decided
 from coordinator.session.events import Event
-from coordinator.session.session_events import SessionEnded, SessionStarted
+from coordinator.session.session_events import SessionEnded
 from coordinator.session.transcript import Transcript
 from tests.conftest import Until
+from tests.coordinator.beginnings import started
 from worker.contract.approvals import ApprovalRequest
 
 SESSION = "20300131-120000-1a2b3c4d"
 REQUEST = ApprovalRequest(session=SESSION, step=3, index=0, tool="Bash", digest="d", text="make", reason="why")
-STARTED = SessionStarted(
-    session_id=SESSION,
-    prompt="p",
-    model="m",
-    policy="boxed",
-    workspace_mode="copy",
-    workspace_reason="",
-    workspace="/w",
-    image="i",
-    max_steps=9,
-)
+STARTED = started(SESSION)
 ENDED = SessionEnded(status="completed", stop_reason="done", text="", steps=1, calls=0)
 
 

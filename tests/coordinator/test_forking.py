@@ -26,10 +26,11 @@ from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, find, kept_env, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import save_session
-from coordinator.session.session_events import SessionForked, SessionStarted
+from coordinator.session.session_events import SessionForked
 from coordinator.session.step_events import ModelReplied, ReplyTaken
 from coordinator.session.takeover import strays
 from coordinator.session.workspace_choice import Chosen
+from tests.coordinator.beginnings import started as begun
 from tests.coordinator.resuming import in_memory_cluster
 from worker.contract.extras import ENV_FILE, BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
@@ -97,17 +98,7 @@ def found(tmp_path: Path) -> Resumable:
     session_dir = tmp_path / "sessions" / "s1"
     session_dir.mkdir(parents=True)
     (session_dir / "work").mkdir()
-    started = SessionStarted(
-        session_id="s1",
-        prompt="p",
-        model="m",
-        policy="boxed",
-        workspace_mode="copy",
-        workspace_reason="",
-        workspace="/w",
-        image="i",
-        max_steps=9,
-    )
+    started = begun("s1")
     events: list[dict[str, object]] = [started.model_dump(mode="json")]
     for step in (1, 2, 3, 4):
         if step == 4:

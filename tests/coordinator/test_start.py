@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.session.session_events import SessionEnded, SessionStarted
+from coordinator.session.session_events import SessionEnded
 from coordinator.session.transcript import Transcript
+from tests.coordinator.beginnings import started
 
 ROOT = Path(__file__).parents[2]
 SESSION = "20300131-120000-1a2b3c4d"
@@ -37,19 +38,7 @@ def state(tmp_path: Path) -> Path:
     """A volume with one session that has ended."""
     directory = tmp_path / "sessions" / SESSION
     with Transcript.create(directory, SESSION) as transcript:
-        transcript(
-            SessionStarted(
-                session_id=SESSION,
-                prompt="p",
-                model="m",
-                policy="boxed",
-                workspace_mode="copy",
-                workspace_reason="",
-                workspace="/w",
-                image="i",
-                max_steps=9,
-            )
-        )
+        transcript(started(SESSION))
         transcript(SessionEnded(status="completed", stop_reason="done", text="all well", steps=2, calls=3))
     return tmp_path
 
