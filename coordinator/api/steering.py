@@ -60,11 +60,16 @@ class NamedAnswer(Answer):
     """A human's answer, with the call that it is about."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"name": "3.0", "decision": "deny", "note": "not in this repository"}]}
+        json_schema_extra={
+            "examples": [
+                {"name": "3.0", "decision": "deny", "note": "not in this repository"},
+                {"name": "1-2-0.3.0", "decision": "allow"},
+            ]
+        }
     )
 
-    name: Annotated[str, Field(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$")]
-    """As `GET …/approvals` calls it: `3.0` is the first call of step 3."""
+    name: Annotated[str, Field(pattern=approving.NAME)]
+    """As `GET …/approvals` calls it: `3.0` is the first call of step 3, `1-2-0.3.0` that of sub-agent 1-2-0."""
 
 
 class Approvals(BaseModel):
@@ -84,7 +89,7 @@ class Answered(BaseModel):
     """Who or what decided."""
 
 
-Name = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$", examples=["3.0"])]
+Name = Annotated[str, Path(pattern=approving.NAME, examples=["3.0", "1-2-0.3.0"])]
 
 
 @router.post("/message", status_code=202, response_model=SessionView)
@@ -109,7 +114,7 @@ async def limits(entry: Named, body: GivenLimits, service: Service) -> Limits:
 
 @router.get("/approvals", response_model=Approvals)
 async def approvals(entry: Named, service: Service) -> Approvals:
-    """List the calls about which a human is asked."""
+    """List the calls about which a human is asked, of the session and of its sub-agents, whatever their depth."""
     return Approvals(approvals=await approving.waiting(service.cluster.requests, entry.session_id))
 
 

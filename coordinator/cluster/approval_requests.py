@@ -17,6 +17,7 @@ from worker.contract.approvals import (
     ApprovalAnswer,
     ApprovalRequest,
     Taken,
+    is_within,
 )
 
 
@@ -96,8 +97,12 @@ class Requests:
         await self._close(keys=[keys.approval(session, name)], args=[KEPT_S * 1000])
 
     async def waiting(self, session: str | None = None) -> Sequence[ApprovalRequest]:
-        """Return the requests that wait for an answer, of one session or all, the next deadline first."""
-        names = [(owner, name) for owner, name in await self.names() if session in (None, owner)]
+        """Return the requests that wait for an answer, the next deadline first.
+
+        Args:
+            session: Of this one and the sub-agents below it; None for all.
+        """
+        names = [(asker, name) for asker, name in await self.names() if session is None or is_within(asker, session)]
         return [one.request for one in await self.standing(names)]
 
     async def names(self) -> list[tuple[str, str]]:

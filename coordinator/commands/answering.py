@@ -14,7 +14,7 @@ from coordinator.commands.elsewhere import everywhere
 from coordinator.commands.marking import marked_lines
 from coordinator.errors import ConfigError
 from coordinator.visible import visible_line
-from worker.contract.approvals import ApprovalAnswer, ApprovalRequest, Taken
+from worker.contract.approvals import ApprovalAnswer, ApprovalRequest, Taken, named_below
 
 WIDTH = 120
 
@@ -29,7 +29,7 @@ class Answer:
 
 
 def waiting(redis_url: str | None, state_dir: Path, session: str | None) -> list[ApprovalRequest]:
-    """Return what waits for an answer, of one session or all.
+    """Return what waits for an answer, of one session with its sub-agents or all.
 
     Raises:
         ConfigError: the Redis that was named does not answer.
@@ -43,6 +43,13 @@ def waiting(redis_url: str | None, state_dir: Path, session: str | None) -> list
 
 def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer: Answer) -> str:
     """Give an answer to one request; return what became of it, in words.
+
+    Args:
+        redis_url: The Redis; None for all of this machine.
+        state_dir: The volume.
+        session: The session that asks, or a sub-agent's id.
+        name: The request's name, such as `3.0`; or `1-2-0.3.0`, that of the session's sub-agent 1-2-0.
+        answer: What is said.
 
     Raises:
         ConfigError: nobody asks that, or it was answered before or too late.
@@ -60,7 +67,7 @@ def give(redis_url: str | None, state_dir: Path, session: str, name: str, answer
     keep_action(state_dir, given.decision, session=session, detail=f"call {name}{lasting}")
 
     async def tell(client: Redis) -> tuple[Taken, ApprovalAnswer | None]:
-        return await Requests(client).answer(session, name, given)
+        return await Requests(client).answer(*named_below(session, name), given)
 
     for taken, counting in asyncio.run(everywhere(redis_url, state_dir, tell)):
         match taken:

@@ -43,11 +43,12 @@ def node_names() -> list[str]:
 def waiting_calls(ctx: typer.Context) -> list[str]:
     """Return the calls that wait for an answer, those of the session that was typed."""
     from coordinator.cluster.approval_requests import Requests
+    from worker.contract.approvals import name_below
 
     session = ctx.params.get("session_id")
 
     async def ask(client: "Redis") -> Sequence[str]:
-        return [request.name for request in await Requests(client).waiting(session)]
+        return [name_below(session or one.session, one) for one in await Requests(client).waiting(session)]
 
     return _asked(ask)
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from coordinator.endpoint.reply import Usage
 from coordinator.service.entries import Entry
 from coordinator.session.call_events import ApprovalAnswered, CallFinished
-from coordinator.session.events import ChildEvent, Event, EventSink
+from coordinator.session.events import Event, EventSink, innermost
 from coordinator.session.session_events import BoxReplaced, SessionEnded
 from coordinator.session.step_events import ModelReplied, RequestFailed, TokensSpent
 from tools.base import ErrorCode
@@ -80,8 +80,7 @@ class SessionMetrics:
         return take
 
     def _take(self, event: Event) -> None:
-        while isinstance(event, ChildEvent):
-            event = event.event
+        _, event = innermost(event)
         match event:
             case CallFinished():
                 tool = event.tool if self._has_tool(event.tool) else OTHER

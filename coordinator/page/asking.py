@@ -8,7 +8,7 @@ from coordinator.cluster.approval_requests import Requests, Standing
 from coordinator.service.approving import ApprovalView, view_of
 from coordinator.service.entries import Entry, Index
 from coordinator.service.principals import Principal
-from worker.contract import keys
+from worker.contract.approvals import is_within, split_asker
 
 MOST_ASKS = 100
 """So many are on one page, the oldest."""
@@ -21,10 +21,6 @@ class Ask:
 
     view: ApprovalView
     session: str
-    agent: str
-    """The sub-agent's name; "" for the session itself."""
-    about: str
-    """What the sub-agent is to do."""
     principal: str
     asked_s: float
     deadline_s: float
@@ -32,7 +28,7 @@ class Ask:
     @property
     def key(self) -> str:
         """Tells it from all others, also from one that was asked at the same place before."""
-        return f"{self.session}.{self.agent}.{self.view.name}.{self.asked_s:.3f}"
+        return f"{self.session}.{self.view.name}.{self.asked_s:.3f}"
 
 
 class Asking:
@@ -72,14 +68,14 @@ class Asking:
         Raises:
             RedisError: Redis does not answer.
         """
-        names = [(asker, name) for asker, name in await self._requests.names() if _parts(asker)[0] == entry.session_id]
+        names = [(asker, name) for asker, name in await self._requests.names() if is_within(asker, entry.session_id)]
         found = sorted(await self._requests.standing(names), key=lambda one: (one.asked_s, one.deadline_s))
         return [await self._ask(one) for one in found]
 
     async def _names(self, principal: Principal) -> list[tuple[str, str]]:
         found = []
         for asker, name in await self._requests.names():
-            owner = await self._owner(_parts(asker)[0])
+            owner = await self._owner(split_asker(asker)[0])
             if owner is not None and principal.sees(owner):
                 found.append((asker, name))
         return found
@@ -96,16 +92,6 @@ class Asking:
         return self._owners[session_id]
 
     async def _ask(self, one: Standing) -> Ask:
-        session, agent = _parts(one.request.session)
+        session, _ = split_asker(one.request.session)
         owner = await self._owner(session) or ""
-        return Ask(view_of(one.request), session, agent, one.request.agent, owner, one.asked_s, one.deadline_s)
-
-
-def asker(session_id: str, agent: str) -> str:
-    """Return the id under which a session, or a sub-agent of it, asks."""
-    return f"{session_id}{keys.CHILD_MARK}{agent}" if agent else session_id
-
-
-def _parts(asker_id: str) -> tuple[str, str]:
-    session, _, agent = asker_id.partition(keys.CHILD_MARK)
-    return session, agent
+        return Ask(view_of(one.request), session, owner, one.asked_s, one.deadline_s)

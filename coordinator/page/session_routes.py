@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, Form, Path, Query, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from coordinator.page import agents, bars, diff, rendering, wording
-from coordinator.page.asking import asker
 from coordinator.page.live import Watched, live
 from coordinator.page.routing import (
     HEADERS,
@@ -149,22 +148,20 @@ async def cancel(request: Request, entry: Shown, visitor: Acting, page: ThePage)
 async def answer(
     request: Request,
     entry: Shown,
-    name: CallName,
+    name: Annotated[str, Path(pattern=approving.NAME)],
     visitor: Acting,
     page: ThePage,
     decision: Annotated[Literal["allow", "always", "deny"], Form()],
     note: Annotated[str, Form(max_length=2_000)] = "",
-    agent: Annotated[str, Form(pattern=f"^({agents.NAME})?$")] = "",
     to: Annotated[Literal["session", "approvals"], Form()] = "session",
 ) -> Response:
     """Answer a call of a session, or of a sub-agent of it, that waits for a yes."""
     is_lasting = decision == "always"
     action: Literal["allow", "deny"] = "deny" if decision == "deny" else "allow"
-    of_agent = f" of sub-agent {agent}" if agent else ""
-    detail = f"{name}{of_agent}{' for the whole session' if is_lasting else ''} {note}".rstrip()
+    detail = f"{name}{' for the whole session' if is_lasting else ''} {note}".rstrip()
     await keep_action(request, visitor, action, entry.session_id, detail)
     given = approving.Given(action, note, is_lasting, f"{visitor.principal.name} on the page")
-    await approving.answer(page.sessions.cluster.requests, asker(entry.session_id, agent), name, given)
+    await approving.answer(page.sessions.cluster.requests, entry.session_id, name, given)
     return RedirectResponse("/approvals" if to == "approvals" else f"/sessions/{entry.session_id}", 303)
 
 

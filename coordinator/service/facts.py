@@ -6,10 +6,11 @@ from typing import Literal
 
 from coordinator.endpoint.reply import Usage
 from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished
-from coordinator.session.events import Event
+from coordinator.session.events import ChildEvent, Event, innermost
 from coordinator.session.limits import Limits
 from coordinator.session.session_events import (
     BoxReplaced,
+    ChildEnded,
     LimitsChanged,
     Notice,
     SessionEnded,
@@ -20,6 +21,7 @@ from coordinator.session.session_events import (
     TurnEnded,
 )
 from coordinator.session.step_events import ModelReplied, StepStarted
+from worker.contract.approvals import is_within
 
 Status = Literal["queued", "running", "waiting", "idle", "completed", "stopped", "failed", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"completed", "stopped", "failed", "cancelled"})
@@ -52,8 +54,8 @@ class Facts:
     """Its box stands, or stood last, on a node."""
     is_between_turns: bool = False
     """The model has answered, and nothing was said since."""
-    waiting: set[tuple[int, int]] = field(default_factory=set)
-    """Calls, by step and index, about which a human is asked."""
+    waiting: set[tuple[str, int, int]] = field(default_factory=set)
+    """Calls about which a human is asked: the sub-agent's id ("" for the session itself), step and index."""
 
     @property
     def status(self) -> Status:
@@ -85,6 +87,8 @@ class Facts:
                 self.state, self.ended_at, self.stop_reason = "running", None, ""
                 self.started_at = self.started_at or moment
                 self.has_place = self.is_between_turns = False
+                # What sub-agents asked ended with them.
+                self.waiting = {one for one in self.waiting if not one[0]}
             case LimitsChanged():
                 self.limits = event.limits
             case StepStarted():
@@ -106,16 +110,25 @@ class Facts:
                 self.calls += 1
                 if event.status == "error":
                     self.last_error = f"{event.tool}: {event.error_code}"
-            case ApprovalAsked(within_s=float()):
-                self.waiting.add((event.step, event.index))
-            case ApprovalAnswered():
-                self.waiting.discard((event.step, event.index))
+            case ChildEvent() | ApprovalAsked() | ApprovalAnswered():
+                self._ask(event)
+            case ChildEnded():
+                self.waiting = {one for one in self.waiting if not is_within(one[0], event.child)}
             case SessionPlaced():
                 self.has_place = True
             case BoxReplaced():
                 self.has_place = False
             case Notice(level="warning" | "error"):
                 self.last_error = event.text
+
+    def _ask(self, event: ChildEvent | ApprovalAsked | ApprovalAnswered) -> None:
+        """Take in that a human is asked, or has answered; what else a sub-agent does is its own."""
+        child, did = innermost(event)
+        match did:
+            case ApprovalAsked(within_s=float()):
+                self.waiting.add((child, did.step, did.index))
+            case ApprovalAnswered():
+                self.waiting.discard((child, did.step, did.index))
 
     def _fork(self) -> None:
         """Begin anew: what came before was another session's."""

@@ -1,7 +1,7 @@
 """What happened in a session, one frozen model per kind: loop → **events** → transcript, timeline.
 
 The kinds stand in `session_events`, `step_events` and `call_events`. The loop hands every event to its sinks in order.
-The transcript keeps them as they are (all but `SHOWN_ONLY`), the timeline shows them. A reader of an older or newer
+The transcript keeps them as they are (those that are `kept`), the timeline shows them. A reader of an older or newer
 transcript ignores fields it does not know.
 """
 
@@ -48,7 +48,7 @@ from coordinator.session.step_events import (
 
 
 class ChildEvent(EventFields):
-    """What a sub-agent does, while it does it; shown, never kept here: its own transcript has it."""
+    """What a sub-agent does, while it does it: its own transcript has it. Kept here, too, is what it asks a human."""
 
     type: Literal["child_event"] = "child_event"
     step: int
@@ -96,8 +96,22 @@ Event = (
 )
 """Any event."""
 
-SHOWN_ONLY = (TextDelta, ChildEvent)
-"""Kinds that no transcript keeps."""
+
+def is_kept(event: Event) -> bool:
+    """Whether a transcript keeps an event: no text that is still coming, of a sub-agent only what it asks a human."""
+    if not isinstance(event, ChildEvent):
+        return not isinstance(event, TextDelta)
+    # Whoever reads the session sees that it waits, without its sub-agents' transcripts.
+    return isinstance(innermost(event)[1], ApprovalAsked | ApprovalAnswered)
+
+
+def innermost(event: Event) -> tuple[str, Event]:
+    """Return who did something, and what: a sub-agent by its id, however deep it is; "" is the session itself."""
+    child = ""
+    while isinstance(event, ChildEvent):
+        child, event = event.child, event.event
+    return child, event
+
 
 EventSink = Callable[[Event], None]
 """Takes one event and does not block for long. A `SandhogError` from it ends the session: it could not be kept."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from coordinator.endpoint.reply import Usage
 from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked
-from coordinator.session.events import ChildEvent, Event
+from coordinator.session.events import Event, innermost
 from coordinator.session.limits import Limits
 from coordinator.session.model_table import ModelFacts
 
@@ -74,9 +74,7 @@ class WallClock:
 
     def __call__(self, event: Event) -> None:
         """Stand still while there are questions, also of a sub-agent's, that a human has time to answer."""
-        child = ""
-        while isinstance(event, ChildEvent):
-            child, event = event.child, event.event
+        child, event = innermost(event)
         match event:
             case ApprovalAsked(within_s=float()):
                 self._asked.add((child, event.step, event.index))

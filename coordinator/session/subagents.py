@@ -21,7 +21,7 @@ from coordinator.errors import RedisLost, TranscriptError
 from coordinator.session.call_events import CallFinished
 from coordinator.session.ceilings import usable_tools
 from coordinator.session.closing import ended
-from coordinator.session.events import ChildEvent, Event
+from coordinator.session.events import ChildEvent, Event, innermost
 from coordinator.session.history import History
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall
 from coordinator.session.loop import Ending, SessionLoop
@@ -194,8 +194,7 @@ class _Record:
 
     def _count(self, event: Event) -> None:
         """Put what an event tells of, also one of a sub-agent's sub-agent, on the account above."""
-        while isinstance(event, ChildEvent):
-            event = event.event
+        _, event = innermost(event)
         match event:
             case ModelReplied():
                 usage = event.usage or Usage()

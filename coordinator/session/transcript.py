@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coordinator.errors import TranscriptError
-from coordinator.session.events import SHOWN_ONLY, Event, parse_event
+from coordinator.session.events import Event, is_kept, parse_event
 from coordinator.session.redact import Redactor
 from coordinator.session.reserve import FULL, Reserve
 
@@ -93,12 +93,12 @@ class Transcript:
         return self._size_bytes
 
     def __call__(self, event: Event) -> None:
-        """Appends one event; text that was only shown is not kept.
+        """Appends one event; what is only shown is not kept.
 
         Raises:
             TranscriptError: It could not be written whole; the file ends with the line before.
         """
-        if isinstance(event, SHOWN_ONLY):
+        if not is_kept(event):
             return
         at = self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = self._redactor.value(event.model_dump())

@@ -1,16 +1,13 @@
 """`sandhog serve` as its users have it: a process, tokens, HTTP, boxes."""
 
 import json
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,99 +15,11 @@ import httpx2
 import pytest
 
 from coordinator.client import Client
-from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.commands import SANDHOG, SECRET, leftovers
+from tests.cluster.commands import SANDHOG, SECRET
 from tests.cluster.conftest import Furnished
+from tests.cluster.serving import TOKEN, Server, Until, ended, made, says, serving
 
 pytestmark = pytest.mark.docker
-
-Until = Callable[..., None]
-TOKEN = "a-token-for-the-first-one"
-
-
-@dataclass
-class Server:
-    """A `sandhog serve` that listens."""
-
-    process: subprocess.Popen[str]
-    url: str
-    environment: dict[str, str]
-    log: Path
-
-    def client(self, token: str = TOKEN) -> httpx2.Client:
-        headers = {"Authorization": f"Bearer {token}"}
-        return httpx2.Client(base_url=self.url, headers=headers, timeout=90, trust_env=False)
-
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*SANDHOG, *arguments], env=self.environment, capture_output=True, text=True, timeout=240, check=False
-        )
-
-
-@contextmanager
-def serving(script: Script, state_dir: Path, until: Until, **variables: str) -> Iterator[Server]:
-    """A server against a scripted endpoint; nothing of it may be left."""
-    log = state_dir / "serve.log"
-    with ScriptedEndpoint(script) as endpoint, log.open("w") as output:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(state_dir),
-            "OPENAI_BASE_URL": endpoint.base_url,
-            "OPENAI_API_KEY": SECRET,
-            "SANDHOG_MODEL": "scripted",
-            "SANDHOG_STATE_DIR": str(state_dir),
-            "SANDHOG_PROOFS_DIR": os.environ.get("SANDHOG_PROOFS_DIR", ""),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "SANDHOG_API_TOKEN": TOKEN,
-            **variables,
-        }
-        process = subprocess.Popen(
-            [*SANDHOG, "serve", "--port", "0"],
-            env={name: value for name, value in environment.items() if value},
-            stdin=subprocess.DEVNULL,
-            stderr=output,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            until(lambda: "serving at" in log.read_text() or process.poll() is not None, "it listens", 90)
-            assert process.poll() is None, log.read_text()
-            url = log.read_text().split("serving at ")[1].split()[0]
-            yield Server(process, url, environment, log)
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-    assert leftovers(state_dir) == []
-
-
-def ended(client: httpx2.Client, session_id: str) -> dict[str, Any]:
-    """The session once it has ended."""
-    for _ in range(20):
-        shown: dict[str, Any] = client.get(f"/v1/sessions/{session_id}", params={"wait": 30}).json()
-        if shown["ended_at"]:
-            return shown
-    pytest.fail(f"it does not end: {shown}")
-
-
-def bash(command: str) -> Turn:
-    return Turn(calls=(ScriptedCall("Bash", {"command": command}),))
-
-
-def says(messages: list[dict[str, Any]]) -> Turn:
-    """The prompt says what the model does: each of its lines is a command, run a step after the other."""
-    # What this program itself says to the model stands in brackets, alone or before a person's words.
-    spoken = [re.sub(r"^\[.*?\](\n\n|$)", "", str(one["content"]), flags=re.S) for one in messages]
-    heard = [at for at, one in enumerate(messages) if one["role"] == "user" and spoken[at]][-1]
-    said = spoken[heard]
-    step = sum(message["role"] == "assistant" for message in messages[heard:])
-    commands = [line for line in said.splitlines() if not line.startswith("#")]
-    return bash(commands[step]) if step < len(commands) else Turn(f"ran {len(commands)}")
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +43,6 @@ def server(
 def client(server: Server) -> Iterator[httpx2.Client]:
     with server.client() as client:
         yield client
-
-
-def made(client: httpx2.Client, **body: Any) -> str:
-    response = client.post("/v1/sessions", json=body)
-    assert response.status_code == 201, response.text
-    return str(response.json()["session_id"])
 
 
 def test_a_session_over_http_from_create_to_patch(client: httpx2.Client, server: Server) -> None:
@@ -245,6 +148,39 @@ def test_a_person_answers_talks_and_changes_limits(client: httpx2.Client, until:
     gone_on = client.post(f"{path}/message", json={"text": "true"})
     assert gone_on.status_code == 409
     assert "copy" in gone_on.json()["error"]["message"]
+
+
+def test_what_a_sub_agent_asks_is_the_sessions_own_matter(client: httpx2.Client, server: Server, until: Until) -> None:
+    session_id = made(client, prompt="@mkdir d; mv d e\n@touch f", policy="guarded")
+    path = f"/v1/sessions/{session_id}"
+
+    def statuses() -> set[str]:
+        own = client.get(path).json()["status"]
+        listed = client.get("/v1/sessions", params={"status": "waiting"}).json()["sessions"]
+        typed = json.loads(server.command("ps", "--json", "--all").stdout)
+        return {
+            own,
+            *("waiting" for one in listed if one["session_id"] == session_id),
+            *(one["status"] for one in typed if one["session_id"] == session_id),
+        }
+
+    until(lambda: client.get(path).json()["status"] == "waiting", "the session waits with its sub-agent", 120)
+    assert statuses() == {"waiting"}
+    assert client.get(path).json()["approvals"] == 1
+    (asked,) = client.get(f"{path}/approvals").json()["approvals"]
+    assert (asked["name"], asked["agent"], asked["text"]) == ("1-1-0.1.0", "1-1-0", "mkdir d; mv d e")
+    listed = server.command("approve", session_id).stdout
+    assert listed.startswith(f"{session_id}.1-1-0 1.0: ")
+    answer = client.post(f"{path}/approvals", json={"name": asked["name"], "decision": "deny", "note": "not now"})
+    assert answer.json() == {"name": "1-1-0.1.0", "decision": "deny", "by": "local over the API"}
+
+    until(lambda: bool(client.get(f"{path}/approvals").json()["approvals"]), "the next sub-agent asks", 120)
+    assert server.command("approve", session_id, "1-2-0.1.0", "--deny").returncode == 0
+    assert ended(client, session_id)["status"] == "completed"
+    events = client.get(f"{path}/events").text
+    told = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: ")]
+    of_children = [one["event"]["type"] for one in told if one["type"] == "child_event"]
+    assert of_children == ["approval_asked", "approval_answered"] * 2
 
 
 @pytest.mark.timeout(400)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from coordinator.endpoint.reply import RawCall, Usage
 from coordinator.errors import TranscriptError
-from coordinator.session.call_events import CallFinished
+from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished
 from coordinator.session.event_fields import CutInfo
-from coordinator.session.events import Event
+from coordinator.session.events import ChildEvent, Event
 from coordinator.session.redact import Redactor
 from coordinator.session.session_events import Notice, SessionEnded
 from coordinator.session.step_events import ModelReplied, StepStarted, TextDelta
@@ -50,6 +50,18 @@ def written(directory: Path, *events: Event, secrets: tuple[str, ...] = ()) -> P
         for event in events:
             transcript(event)
     return transcript.path
+
+
+def test_of_a_sub_agent_only_what_it_asks_is_kept(tmp_path: Path) -> None:
+    asked = ApprovalAsked(step=3, index=0, tool="Bash", summary="make", reason="why", within_s=60)
+    answered = ApprovalAnswered(step=3, index=0, tool="Bash", decision="allow")
+
+    def did(event: Event) -> ChildEvent:
+        return ChildEvent(step=1, index=0, child="s.1-1-0", description="look", event=event)
+
+    told = [did(StepStarted(step=3)), did(did(asked)), did(TextDelta(step=3, text="x")), did(answered)]
+    reading = read_transcript(written(tmp_path, *told))
+    assert [entry.event for entry in reading.entries] == [told[1], told[3]]
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ sandhog drain NODE
 sandhog drain NODE --undo
 sandhog approve SESSION 3.0 --allow
 sandhog approve SESSION 3.0 --deny --note "use make"
+sandhog approve SESSION 1-2-0.3.0 --allow
 sandhog cancel last --wait 30
 sandhog top
 """.strip().splitlines()

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn, load_script
 from tests.cluster.commands import SECRET, leftovers
-from tests.cluster.test_api import serving
+from tests.cluster.serving import serving
 from tests.docs.ledger import SERVED, STARTING
 from tests.docs.pages import PAGES, ROOT, blocks
 from tests.sandbox.gvisor import missing_gvisor

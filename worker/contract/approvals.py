@@ -7,6 +7,7 @@ finds it there, with its answer or the time that is left. Time is Redis' own.
 from enum import StrEnum
 from typing import Literal
 
+from worker.contract import keys
 from worker.contract.orders import Contract
 
 KEPT_S = 600
@@ -67,6 +68,35 @@ class Taken(StrEnum):
     """The deadline has passed."""
     GONE = "gone"
     """Nobody asks."""
+
+
+def asker_of(session: str, agent: str) -> str:
+    """Return the id under which a session asks, or a sub-agent of it by its name, such as `1-2-0`."""
+    return f"{session}{keys.CHILD_MARK}{agent}" if agent else session
+
+
+def split_asker(asker: str) -> tuple[str, str]:
+    """Return the session that an asker belongs to, and the sub-agent's name in it; "" for the session itself."""
+    session, _, agent = asker.partition(keys.CHILD_MARK)
+    return session, agent
+
+
+def is_within(asker: str, session: str) -> bool:
+    """Whether an asker is a session, or a sub-agent below it."""
+    return asker == session or asker.startswith(f"{session}{keys.CHILD_MARK}")
+
+
+def name_below(session: str, request: ApprovalRequest) -> str:
+    """Return what a request is called in a session's tree: `3.0`, or `1-2-0.3.0` where sub-agent 1-2-0 asks."""
+    agent = request.session.removeprefix(session).removeprefix(keys.CHILD_MARK)
+    return f"{agent}.{request.name}" if agent else request.name
+
+
+def named_below(session: str, name: str) -> tuple[str, str]:
+    """Return who asks, and the name of the request there, of a name that `name_below` gave."""
+    above, _, index = name.rpartition(".")
+    agent, _, step = above.rpartition(".")
+    return asker_of(session, agent), f"{step}.{index}"
 
 
 ASK_APPROVAL = """

@@ -288,7 +288,7 @@ async def test_all_that_waits_is_on_one_page_the_oldest_first(serve: Serves, bro
     assert (denied.decision, denied.note, denied.by) == ("deny", "leave it", "local on the page")
     assert actions(serve.state_dir) == [
         ("allow", SECOND, "4.0"),
-        ("deny", FIRST, "4.0 of sub-agent 1-3-0 leave it"),
+        ("deny", FIRST, "1-3-0.4.0 leave it"),
     ]
 
 
