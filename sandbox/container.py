@@ -10,9 +10,11 @@ import urllib3.exceptions
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from sandbox.deaths import Deaths
+from sandbox.door import Door, DoorStream
 from sandbox.engine_stream import ExecStream
 from sandbox.errors import EngineAway, EngineUnavailable, ImageMissing, LossReason
 from sandbox.guest_folder import command_line
+from sandbox.link import Stream
 
 FOREIGN = (DockerException, requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError)
 """What the engine's client raises; the last but one while a stream of events is read."""
@@ -71,13 +73,31 @@ def _is_seen(is_done: Callable[[], bool]) -> bool:
 class DockerContainer:
     """One container as its box needs it."""
 
-    def __init__(self, client: docker.APIClient, name: str, deaths: Deaths) -> None:
+    def __init__(self, client: docker.APIClient, name: str, deaths: Deaths, door: Door | None = None) -> None:
+        """`door`: where its guest comes to, closed with it; None where it cannot."""
         self._client = client
         self._name = name
         self._deaths = deaths
+        self._door = door
+        self._came: DoorStream | None = None
+        self.is_executed = False
+        """Whether the last link was made by a relay."""
 
-    def connect(self) -> ExecStream:
-        """A new stream to the guest, through a relay executed in the container."""
+    def connect(self) -> Stream:
+        """A new stream to the guest: the one that it comes with, or else through a relay executed in the container."""
+        came = self._let_in()
+        self.is_executed = came is None
+        return came or self._execute()
+
+    def _let_in(self) -> DoorStream | None:
+        """Return the connection of the guest, unless the last one said nothing: it may be somebody else's."""
+        is_silent = self._came is not None and not self._came.is_heard
+        self._came = None
+        if self._door is not None and not is_silent:
+            self._came = self._door.wait(lambda: self._deaths.is_known(self._name))
+        return self._came
+
+    def _execute(self) -> ExecStream:
         with translated(f"link to {self._name}"):
             created = self._client.exec_create(self._name, command_line("relay"), stdin=True, user="0:0", workdir="/")
             return ExecStream(self._client.exec_start(created["Id"], socket=True))
@@ -97,8 +117,14 @@ class DockerContainer:
             return LossReason.OOM, "the box's memory limit ended its guest"
         return self._deaths.reason(self._name)
 
+    def let_go(self) -> None:
+        """Let its guest come here no more: it lives on, and whoever takes it over opens the door anew."""
+        if self._door is not None:
+            self._door.close()
+
     def remove(self) -> None:
         """End and remove the container."""
+        self.let_go()
         remove_container(self._client, self._name)
 
 

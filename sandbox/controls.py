@@ -69,6 +69,8 @@ def _failures(spec: BoxSpec, info: GuestInfo, probe: str) -> Iterator[tuple[str,
         found = info.facts.get(f"{mount}_mount")
         if found != wanted:
             yield mount, f"mounted {found}, not {wanted}"
+    if info.facts.get("door_mount", "") not in ("", "ro"):
+        yield "door", f"mounted {info.facts['door_mount']}, not ro"
     most = spec.workspace_size_bytes
     if most is not None and not 0 < _count(info.facts.get("workspace_bytes")) <= most:
         seen = info.facts.get("workspace_bytes")

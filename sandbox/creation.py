@@ -35,14 +35,15 @@ def create(
     guest_folder: Path,
     image_env_names: list[str],
     host_cpus: float,
+    door_folder: Path | None = None,
 ) -> None:
     """Make the container of a box, without starting it.
 
-    `host_cpus`: how many the machine has; the engine refuses to give more.
+    `host_cpus`: how many the machine has; the engine refuses to give more. `door_folder`: where its guest comes to.
     """
     limits = spec.limits
     host_config = client.create_host_config(
-        mounts=_mounts(spec, guest_folder),
+        mounts=_mounts(spec, guest_folder, door_folder),
         tmpfs=_tmpfs(spec),
         init=True,
         auto_remove=True,
@@ -60,7 +61,8 @@ def create(
         log_config=LogConfig(type="none"),
         runtime=spec.runtime,
     )
-    guest = command_line("guest", str(spec.uid), str(spec.gid), str(spec.freeze_s))
+    door = wire.DOOR_PATH if door_folder is not None else ""
+    guest = command_line("guest", str(spec.uid), str(spec.gid), str(spec.freeze_s), door)
     client.create_container(
         record.image,
         name=record.container,
@@ -109,10 +111,13 @@ def _ulimits(spec: BoxSpec) -> list[Ulimit]:
     return [Ulimit(name=name, soft=value, hard=value) for name, value in wanted.items()]
 
 
-def _mounts(spec: BoxSpec, guest_folder: Path) -> list[Mount]:
+def _mounts(spec: BoxSpec, guest_folder: Path, door_folder: Path | None) -> list[Mount]:
     """Bind mounts; a source that does not exist is an error, never made."""
-    return [
+    mounts = [
         Mount(wire.GUEST_FOLDER, str(guest_folder), type="bind", read_only=True),
         Mount(wire.WORKSPACE, str(spec.workspace_dir.absolute()), type="bind"),
         Mount(wire.SPILL, str(spec.spill_dir.absolute()), type="bind", read_only=True),
     ]
+    if door_folder is not None:
+        mounts.append(Mount(wire.DOOR_DIR, str(door_folder), type="bind", read_only=True))
+    return mounts

@@ -45,6 +45,10 @@ class Deaths:
             self._changed.wait_for(lambda: name in self._deaths, wait_s)
             return self._deaths.get(name, (LossReason.ENDED, "the container is gone"))
 
+    def is_known(self, name: str) -> bool:
+        """Whether the container is known to have ended."""
+        return name in self._deaths
+
     def close(self) -> None:
         """Stop listening."""
         self._closed.set()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from sandbox.building import BuildClient
 from sandbox.container import DockerContainer, remove_container, settled, state_of, translated
 from sandbox.creation import BOX_LABEL, INSTALLATION_LABEL, NAME_PREFIX, NODE_LABEL, create
 from sandbox.deaths import Deaths
+from sandbox.door import Door
+from sandbox.doors import Doors
 from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
-from sandbox.engine_connections import share_connections
+from sandbox.engine_connections import is_beside, share_connections
 from sandbox.errors import EngineUnavailable, LossReason, SandboxError
 from sandbox.heart import Heart, Standing
 from sandbox.image_files import ImageFiles
@@ -68,6 +70,8 @@ class EngineSettings:
     images: ImageSettings = field(default_factory=ImageSettings)
     on_pull: Callable[[str, str], None] = field(default=lambda image, words: None)
     """Told every two seconds how far the pull of an image is."""
+    has_doors: bool = True
+    """Whether guests may come to a socket of ours where they can, instead of relays executed in their boxes."""
     egress: EgressSettings = field(default_factory=EgressSettings)
     """How boxes with a way out are served."""
     standing: Callable[[BoxRecord], Standing] = field(default=lambda _: Standing.OURS)
@@ -104,6 +108,7 @@ class DockerEngine:
             settings.records_dir.parent,
             self._start_canary,
         )
+        self._doors = Doors(self._records, settings.has_doors and is_beside(self._client))
         self._boxes: dict[str, Box] = {}
         self._starting: set[str] = set()
         self._starts = threading.Semaphore(settings.concurrent_starts)
@@ -173,13 +178,20 @@ class DockerEngine:
     def _start_checked(self, spec: BoxSpec, image: Image, session: str, generation: int, pool_key: str) -> Box:
         record = self._new_record(spec, image, session, generation, pool_key)
         self._starting.add(record.box_id)
+        door: Door | None = None
         try:
+            door = self._doors.open(record)
+            record = replace(record, has_door=door is not None)
             self._records.save(record)
             self._make(spec, record, list(image.env))
-            box = self._link(record, (image.env, {**proxy_variables(spec.egress), **spec.env}))
+            container = DockerContainer(self._client, record.container, self._deaths, door)
+            box = self._link(record, container, (image.env, {**proxy_variables(spec.egress), **spec.env}))
+            self._doors.learn(spec.runtime, door, container)
             self._prove(box, spec)
         except BaseException:
             self._discard(record)
+            if door is not None:
+                door.close()
             raise
         finally:
             self._starting.discard(record.box_id)
@@ -216,6 +228,7 @@ class DockerEngine:
             guest_folder=str(self._settings.guest_folder),
             pool_key=pool_key,
             egress=spec.egress,
+            has_door=self._doors.may_have(spec),
         )
 
     def _make(self, spec: BoxSpec, record: BoxRecord, image_env_names: list[str]) -> None:
@@ -224,9 +237,10 @@ class DockerEngine:
         A request that timed out may have been granted: whether it was is looked up by the container's name.
         """
         folder, timeout_s = self._settings.guest_folder, self._settings.timeout_s
+        door_folder = self._records.door_folder(record.box_id) if record.has_door else None
         with translated(f"start of box {record.box_id}"):
             settled(
-                lambda: create(self._client, spec, record, folder, image_env_names, self.machine.cpus),
+                lambda: create(self._client, spec, record, folder, image_env_names, self.machine.cpus, door_folder),
                 lambda: state_of(self._client, record.container) is not None,
                 timeout_s,
             )
@@ -236,8 +250,7 @@ class DockerEngine:
                 timeout_s,
             )
 
-    def _link(self, record: BoxRecord, env: tuple[Any, Any] | None) -> Box:
-        container = DockerContainer(self._client, record.container, self._deaths)
+    def _link(self, record: BoxRecord, container: DockerContainer, env: tuple[Any, Any] | None) -> Box:
         carrier_of = self._settings.egress.carrier_of(record.box_id, record.egress)
         box = Box(record.box_id, container, env, self._forget, carrier_of)
         box.image_id = record.image
@@ -300,9 +313,11 @@ class DockerEngine:
         if state != "running" or record is None or record.session == CANARY or self._reaper.is_expired(record):
             self._reaper.remove(box_id)
             return None
+        container = DockerContainer(self._client, record.container, self._deaths, self._doors.open(record))
         try:
-            box = self._link(record, None)
+            box = self._link(record, container, None)
         except SandboxError:
+            container.let_go()
             self._reaper.remove(box_id)
             return None
         # It stands still if its node was away for long; whether it may go on is asked with the heartbeats.

@@ -20,9 +20,14 @@ class OnePoolAdapter(UnixHTTPAdapter):
         return super().get_connection(SOCKET_SCHEME, proxies)
 
 
+def is_beside(client: docker.APIClient) -> bool:
+    """Whether the engine is reached by a local socket, and so most likely has this machine's files and kernel."""
+    return client.base_url.startswith(SOCKET_SCHEME)
+
+
 def share_connections(client: docker.APIClient, most: int) -> None:
     """Let the client's requests over a local socket use the same connections; `most` stay open at once."""
-    adapter = client.get_adapter(SOCKET_SCHEME) if client.base_url.startswith(SOCKET_SCHEME) else None
+    adapter = client.get_adapter(SOCKET_SCHEME) if is_beside(client) else None
     if isinstance(adapter, UnixHTTPAdapter):
         client.mount(
             SOCKET_SCHEME,

@@ -38,6 +38,9 @@ class Container(Protocol):
     def fate(self) -> tuple[LossReason, str] | None:
         """Why the container is gone; None while it runs. Raises EngineUnavailable."""
 
+    def let_go(self) -> None:
+        """It lives on without us: free what `connect` needs."""
+
     def remove(self) -> None:
         """End it; no error when it is gone. Raises EngineUnavailable."""
 
@@ -139,6 +142,7 @@ class Lifeline:
         with self._lock:
             if self._lost is None:
                 self._lost = BoxLost(LossReason.ENDED, "this process let go of the box")
+        self._container.let_go()
         if self._link is not None:
             self._link.close()
 

@@ -98,6 +98,9 @@ class ProcessContainer:
             self._fate = self._fate or (LossReason.ENDED, f"its main process ended: {self._log()}")
         return self._fate
 
+    def let_go(self) -> None:
+        """Nothing is held of it."""
+
     def remove(self) -> None:
         """End every process of the box and remove its folder."""
         kill_processes(self.number, is_own_spared=True)

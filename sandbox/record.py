@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sandbox import door
 from sandbox.errors import SandboxError
 
 RECORD_VERSION = 1
+DOORS = "doors"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class BoxRecord:
     """What the pool knows a box by that no session has yet; "" for one that has been given out."""
     egress: tuple[str, ...] = ()
     """Hosts that the box may reach (see `egress.rules.parse_rule`)."""
+    has_door: bool = False
+    """Whether its guest comes to our socket (see `RecordStore.door_folder`); else relays are executed in it."""
     version: int = RECORD_VERSION
 
 
@@ -92,12 +96,18 @@ class RecordStore:
         return _parse(fields)
 
     def remove(self, box_id: str) -> None:
-        """Forget the box."""
+        """Forget the box, and remove its door."""
+        door.remove(self.door_folder(box_id))
         self._path(box_id).unlink(missing_ok=True)
 
     def box_ids(self) -> list[str]:
-        """Every box with a record file, readable or not."""
-        return sorted(path.stem for path in self._folder.glob("*.json"))
+        """Every box with a record file, readable or not, or with a door."""
+        records = {path.stem for path in self._folder.glob("*.json")}
+        return sorted(records.union(path.name for path in self._folder.glob(f"{DOORS}/*")))
+
+    def door_folder(self, box_id: str) -> Path:
+        """Where the box's door is, if it has one."""
+        return self._folder.absolute() / DOORS / box_id
 
     def _path(self, box_id: str) -> Path:
         return self._folder / f"{box_id}.json"

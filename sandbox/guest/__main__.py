@@ -30,14 +30,15 @@ def listen() -> socket.socket:
 
 
 def main() -> None:
-    """argv: agent's uid, gid, seconds until commands are frozen, descriptor of the pair to the spawner."""
-    uid, gid, freeze_s, spawner_fd = (int(text) for text in sys.argv[1:5])
+    """argv: agent's uid, gid, seconds until commands are frozen, path of the door or "", descriptor of the pair."""
+    uid, gid, freeze_s = (int(text) for text in sys.argv[1:4])
+    door, spawner_fd = sys.argv[4], int(sys.argv[5])
     os.set_inheritable(spawner_fd, False)
     listener = listen()
     take_rights_of(uid, gid)
     os.umask(0o022)
     os.chdir("/")
-    Server(listener, spawner_fd, freeze_s).run()
+    Server(listener, spawner_fd, freeze_s, door).run()
 
 
 if __name__ == "__main__":

@@ -25,13 +25,15 @@ class Channel:
     def __init__(
         self,
         loop: Loop,
-        fds: tuple[int, int, int],
+        fds: tuple[int, ...],
         on_frame: Callable[[Frame], None],
         on_room: Callable[[], None],
         on_close: Callable[[Channel], None],
     ) -> None:
+        """`fds`: to read and to write, each one's own even where both lead to one socket; a third ends the link."""
         self._loop = loop
-        self._in, self._out, self._relay = fds
+        self._fds = fds
+        self._in, self._out = fds[:2]
         self._on_frame = on_frame
         self._on_room = on_room
         self._on_close = on_close
@@ -41,7 +43,8 @@ class Channel:
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
         loop.watch(self._in, self._readable)
-        loop.watch(self._relay, lambda _: self.close())
+        for fd in fds[2:]:
+            loop.watch(fd, lambda _: self.close())
 
     @property
     def is_full(self) -> bool:
@@ -66,7 +69,7 @@ class Channel:
         if not self.is_open:
             return
         self.is_open = False
-        for fd in (self._in, self._out, self._relay):
+        for fd in self._fds:
             self._loop.unwatch(fd)
             os.close(fd)
         self._unsent.clear()

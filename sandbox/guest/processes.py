@@ -5,7 +5,7 @@ import resource
 import signal
 from contextlib import suppress
 
-from sandbox.wire import HOME, WORKSPACE
+from sandbox.wire import DOOR_DIR, HOME, WORKSPACE
 
 MARKER_BASE = 0x40000000
 """A call's marker is a supplementary group from here on: inherited by every child, and no child can drop it."""
@@ -157,7 +157,7 @@ def facts(guest_folder: str, workspace: str, spill: str) -> dict[str, str]:
     seen["nofile"] = str(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     seen["nproc"] = str(resource.getrlimit(resource.RLIMIT_NPROC)[1])
     mounts = _mount_options()
-    for name, path in (("guest_folder", guest_folder), ("workspace", workspace), ("spill", spill)):
+    for name, path in (("guest_folder", guest_folder), ("workspace", workspace), ("spill", spill), ("door", DOOR_DIR)):
         seen[f"{name}_mount"] = mounts.get(path, "").partition(",")[0]
     for name, path in (("shm", "/dev/shm"), ("tmp", "/tmp"), ("home", HOME), ("workspace", workspace)):
         try:

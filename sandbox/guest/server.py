@@ -32,13 +32,19 @@ if TYPE_CHECKING:
 
 BEAT_EVERY_S = 1.0
 CHECK_EVERY_S = 5.0
+KNOCK_EVERY_S = (0.05, 0.5)
+"""At least and at most, while there is no link."""
 
 
 class Server:
     """Holds one link (the newest wins) and gives every request one answer."""
 
-    def __init__(self, listener: socket.socket, spawner_fd: int, freeze_s: int) -> None:
+    def __init__(self, listener: socket.socket, spawner_fd: int, freeze_s: int, door: str = "") -> None:
+        """`door`: path of the worker's socket; "" where the worker comes by relays only."""
         self._loop = Loop()
+        self._door = door
+        self._linkless_since = time.monotonic()
+        self._is_coming = False
         self._listener = listener
         self._freeze_s = freeze_s
         self._check_every_s = min(CHECK_EVERY_S, freeze_s / 4)
@@ -74,6 +80,7 @@ class Server:
         }
         self._loop.watch(listener.fileno(), self._accept)
         self._loop.after(self._check_every_s, self._check)
+        self._come(0)
 
     def run(self) -> None:
         """Serve until told to end."""
@@ -95,13 +102,42 @@ class Server:
                 os.set_inheritable(passed, False)
             if self._channel is not None:
                 self._channel.close()
-            fds_of_link = (fds[0], fds[1], relay.detach())
+            self._begin_link((fds[0], fds[1], relay.detach()))
+
+    def _begin_link(self, fds: tuple[int, ...]) -> None:
         self._runner.forget_idle_count()
-        self._channel = Channel(self._loop, fds_of_link, self._frame, self._runner.resume_output, self._closed)
+        self._channel = Channel(self._loop, fds, self._frame, self._runner.resume_output, self._closed)
+
+    def _come(self, delay_s: float) -> None:
+        """Come to the worker's door, if there is one: else a relay would have to be executed."""
+        if self._door and not self._is_coming:
+            self._is_coming = True
+            self._loop.after(delay_s, self._knock)
+
+    def _knock(self) -> None:
+        if self._channel is None:
+            self._spawner.knock(self._door, self._knocked)
+        else:
+            self._is_coming = False
+
+    def _knocked(self, fd: int | None) -> None:
+        self._is_coming = False
+        if fd is None:
+            # Often at first: a worker that is only restarted is soon back.
+            least_s, most_s = KNOCK_EVERY_S
+            silence_s = time.monotonic() - self._linkless_since
+            self._come(min(most_s, max(least_s, silence_s / 50)))
+        elif self._channel is not None:
+            os.close(fd)
+        else:
+            self._begin_link((fd, os.dup(fd)))
 
     def _closed(self, channel: Channel) -> None:
         if self._channel is channel:
             self._channel = None
+            self._linkless_since = time.monotonic()
+            # Not at once: a relay may just be taking its place.
+            self._come(0)
         self._calls.forget_waiters()
         self._backgrounds.forget_waiters()
         self._runner.link_lost()

@@ -6,7 +6,9 @@ root; the guest asks over a SOCK_SEQPACKET pair, one marshalled tuple a message:
 - `("spawn", id, argv, executables, env, cwd, marker)` with three descriptors (stdout, stderr, cwd report), or a fourth
   for standard input, which is empty otherwise; one that is a terminal becomes the command's own
 - `("beat",)` – the host is alive; without it the dead-man alarm ends the box
-- back: `("exit", id, wait status, exec error bytes)` or `("failed", id, errno, what)`
+- `("knock", path)` – connect to the worker's socket, which only root may
+- back: `("exit", id, wait status, exec error bytes)`, `("failed", id, errno, what)`, or `("knocked", 0, errno, "")`,
+  with the connection when errno is 0
 
 When the guest ends, this process ends, and with it (under the container's init) the box.
 """
@@ -90,6 +92,8 @@ class Spawner:
             message = marshal.loads(data)
             if message[0] == "spawn":
                 self.spawn(message, ancillary[0][2])
+            elif message[0] == "knock":
+                self.knock(message[1])
             else:
                 _signal.alarm(self.dead_man_s)
                 self.reap()
@@ -130,6 +134,20 @@ class Spawner:
                     self.mark([])
                 posix.pwrite(self.oom_fd, self.own_oom_score, 0)
                 posix.dup2(self.null, REPORT_FD, False)
+
+    def knock(self, path: str) -> None:
+        """Connect to a socket, never waiting, and pass the connection to the guest."""
+        door = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        door.setblocking(False)
+        number = 0
+        try:
+            door.connect(path)
+        except OSError as error:
+            number = error.errno or 1
+        fds = b"" if number else door.fileno().to_bytes(4, sys.byteorder)
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fds)] if fds else []
+        self.socket.sendmsg([marshal.dumps(("knocked", 0, number, ""))], rights)
+        door.close()
 
     def mark(self, groups: list[int]) -> None:
         """Have what is forked next known by these groups."""

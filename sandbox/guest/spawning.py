@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES = 512 * 1024
 QUEUE_WAIT_MS = 2000
+FDS_SPACE = socket.CMSG_SPACE(4)
 
 
 class Ended:
@@ -41,6 +42,7 @@ class SpawnerLink:
         self._writable.register(fd, select.POLLOUT)
         self._loop = loop
         self._on_end: dict[int, Callable[[Ended], None]] = {}
+        self._on_knocked: Callable[[int | None], None] = lambda _: None
         self._last_id = 0
         loop.watch(fd, self._readable)
 
@@ -65,9 +67,19 @@ class SpawnerLink:
         except OSError:
             os._exit(1)
 
+    def knock(self, path: str, on_knocked: Callable[[int | None], None]) -> None:
+        """Connect to a socket as root; call back once with the connection's descriptor, or None."""
+        self._on_knocked = on_knocked
+        try:
+            self._socket.send(marshal.dumps(("knock", path)))
+        except BlockingIOError:
+            on_knocked(None)
+        except OSError:
+            os._exit(1)
+
     def _readable(self, _: int) -> None:
         try:
-            data = self._socket.recv(MAX_MESSAGE_BYTES)
+            data, ancillary, _, _ = self._socket.recvmsg(MAX_MESSAGE_BYTES, FDS_SPACE, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -75,6 +87,9 @@ class SpawnerLink:
         if not data:
             os._exit(1)
         kind, spawn_id, number, detail = marshal.loads(data)
+        if kind == "knocked":
+            self._on_knocked(None if number else int.from_bytes(ancillary[0][2], sys.byteorder))
+            return
         on_end = self._on_end.pop(spawn_id)
         if kind == "failed":
             on_end(Ended(0, number, detail))

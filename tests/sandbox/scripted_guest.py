@@ -90,6 +90,9 @@ class ScriptedContainer:
             raise EngineUnavailable("away")
         return self.fate_now
 
+    def let_go(self) -> None:
+        """Nothing is held of it."""
+
     def remove(self) -> None:
         self.removed = True
 

@@ -60,8 +60,8 @@ def test_only_our_own_mounts_from_the_host(python: Python) -> None:
     points = python("for line in open('/proc/self/mounts'): print(line.split()[1])")
     known = {
         "/", "/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf",
-        "/home/agent", "/opt/sandhog", "/proc", "/run/sandhog", "/sbin/docker-init", "/spill", "/sys", "/tmp",
-        "/usr/sbin/docker-init", "/workspace",
+        "/home/agent", "/opt/sandhog", "/proc", "/run/sandhog", "/run/sandhog/door", "/sbin/docker-init", "/spill",
+        "/sys", "/tmp", "/usr/sbin/docker-init", "/workspace",
     }  # fmt: skip
     inside = ("/proc/", "/sys/")
     assert [point for point in points if point not in known and not point.startswith(inside)] == []
