@@ -2,7 +2,7 @@
 
 `python -m tests.chaos.coordinator REDIS_URL STATE_DIR ENDPOINT`. Reads `run PROJECT` and `cancel PROJECT` from standard
 input, a line each, and ends once that is closed and nothing runs. Writes a JSON object a line: `ready`, `began`,
-`call` and `ended`, each with the machine's monotonic time `at`.
+`placed`, `replied`, `call` and `ended`, each with the machine's monotonic time `at`.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from coordinator.session.request import SessionRequest
 from coordinator.session.resume import continuing
 from coordinator.session.runner import SessionRunner
 from coordinator.session.session_events import SessionPlaced
+from coordinator.session.step_events import ModelReplied
 from coordinator.session.takeover import Adopted, TakeoverWatch
 from coordinator.session.workspace_choice import Chosen
 from coordinator.settings import DEFAULT_IMAGE
@@ -56,6 +57,8 @@ class Sink:
                 tell("call", project=self._project, status=event.status, code=event.error_code)
             case SessionPlaced():
                 tell("placed", project=self._project, node=event.node)
+            case ModelReplied():
+                tell("replied", project=self._project)
 
 
 class Coordinator:

@@ -15,6 +15,8 @@ READING_OF_100 = 10
 """So many of a hundred steps read in between: groups, not only chains."""
 SLEEP_S = 0.3
 STEP_CALLS = 4
+STEPS = (3, 30)
+"""How many replies with calls a session has, from and to."""
 
 FAILURES = (
     Turn(status=429, error="slow down", retry_after_s=0.2),
@@ -27,9 +29,13 @@ FAILURES = (
 class ChaosModel:
     """Says what the sessions' model says; one for all sessions, and called by many threads."""
 
-    def __init__(self, seed: int, slow_of_100: int = SLOW_OF_100) -> None:
+    def __init__(
+        self, seed: int, slow_of_100: int = SLOW_OF_100, steps: tuple[int, int] = STEPS, think_s: float = 0.0
+    ) -> None:
         self._random = random.Random(seed)
         self._slow_of_100 = slow_of_100
+        self._most_steps = steps
+        self._think_s = think_s
         self._lock = threading.Lock()
         self._calls = 0
         self._failing: deque[Turn | None] = deque()
@@ -58,10 +64,10 @@ class ChaosModel:
                 if failure is not None:
                     return failure
                 cut = True
-            steps = self._steps.setdefault(project, self._random.randint(3, 30))
+            steps = self._steps.setdefault(project, self._random.randint(*self._most_steps))
             if self.is_over or replies >= steps:
                 return Turn("done", is_cut=cut)
-            return Turn(calls=tuple(self._step()), is_cut=cut)
+            return Turn(calls=tuple(self._step()), is_cut=cut, delay_s=self._think_s)
 
     def _step(self) -> list[ScriptedCall]:
         calls = [self._bash() for _ in range(STEP_CALLS)]

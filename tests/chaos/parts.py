@@ -202,6 +202,11 @@ class CoordinatorPart(Part):
         """Called before each new process begins."""
         self.projects: set[str] = set()
         """Whose sessions its present process has."""
+        self._ready: subprocess.Popen[bytes] | None = None
+
+    def serves(self) -> bool:
+        """Whether its present process goes on with what others leave."""
+        return self.is_alive and self._ready is self._process
 
     def tell(self, *words: str) -> bool:
         """Write one line to it; whether that was possible."""
@@ -258,7 +263,9 @@ class CoordinatorPart(Part):
             except ValueError:
                 # Killed in the middle of a line.
                 continue
-            if told["what"] == "began":
+            if told["what"] == "ready":
+                self._ready = process
+            elif told["what"] == "began":
                 projects.add(told["project"])
             elif told["what"] == "ended":
                 projects.discard(told["project"])

@@ -103,10 +103,10 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
         report.recoveries = stage.recoveries
         report.seconds = time.monotonic() - began
         if plan.keep and report.verdict.violations:
-            report.kept = str(_kept(stage.directory))
+            report.kept = str(kept(stage.directory))
     return report
 
 
-def _kept(directory: Path) -> Path:
+def kept(directory: Path) -> Path:
     """Copy a run's directory to where no volume is mounted over it."""
     return Path(shutil.copytree(directory, f"{directory}-kept", ignore=shutil.ignore_patterns("s", "guest")))

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,11 @@ import docker
 from docker.errors import APIError
 
 from coordinator.endpoint.scripted import ScriptedEndpoint
+from coordinator.session.reading import segments
+from coordinator.session.takeover import TAIL_BYTES
 from tests.chaos.checker import redis_leftovers
 from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
-from tests.chaos.model import SLOW_OF_100, ChaosModel
+from tests.chaos.model import SLOW_OF_100, STEPS, ChaosModel
 from tests.chaos.parts import CoordinatorPart, Part, RedisServer, Worker, until
 
 AGENT_UID = 54_321
@@ -45,6 +47,10 @@ class Shape:
     """How long a part stands still at most."""
     slow_of_100: int = SLOW_OF_100
     """How many of a hundred commands take their time."""
+    steps: tuple[int, int] = STEPS
+    """How many replies with calls a session has, from and to."""
+    think_s: float = 0.0
+    """How long the model takes for a reply."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class ChaosStage:
         self.projects = directory / "projects"
         self.projects.mkdir()
         self.has_volume = False
-        self.model = ChaosModel(seed, shape.slow_of_100)
+        self.model = ChaosModel(seed, shape.slow_of_100, shape.steps, shape.think_s)
         self.endpoint = ScriptedEndpoint(self.model)
         self.endpoint.requests = type(self.endpoint.requests)(maxlen=1)
         self.redis = RedisServer(directory)
@@ -95,6 +101,8 @@ class ChaosStage:
             coordinator.on_start = self._lost
         self.recoveries: dict[str, list[float]] = {}
         """Seconds, by kind of fault."""
+        self.on_told: Callable[[str, dict[str, Any]], None] = lambda coordinator, told: None
+        """Called with whatever a coordinator tells."""
         self.answers: Counter[str] = Counter()
         self.expiring_keys = 0
         """Keys that were left in Redis to expire, once all had ended."""
@@ -124,6 +132,12 @@ class ChaosStage:
         until(lambda: self.answers["success"] > 0, "the first call is answered")
 
     # What faults ask.
+
+    @property
+    def live(self) -> frozenset[str]:
+        """The projects whose session runs."""
+        with self._lock:
+            return frozenset(self._live)
 
     def on_node(self, node: str) -> frozenset[str]:
         """Return the projects whose session runs on a node."""
@@ -189,10 +203,18 @@ class ChaosStage:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether a recovery has not been seen yet, of a session that still runs."""
+        """Whether a recovery has not been seen yet, of a session that still runs, or a part that was hurt still starts.
+
+        A coordinator whose neighbour is not there yet is not hurt: its sessions would have nobody to go on with them.
+        """
         with self._lock:
             self._waits = [wait for wait in self._waits if wait.open & set(self._live)]
-            return bool(self._waits or self._returns)
+            return bool(self._waits or self._returns or not self.all_serve)
+
+    @property
+    def all_serve(self) -> bool:
+        """Whether no part is away or still starts."""
+        return all(part.serves() for part in (*self.coordinators, *self.workers))
 
     def finish(self, timeout_s: float) -> list[str]:
         """End the load, then all parts; return what is left over or did not end."""
@@ -205,7 +227,7 @@ class ChaosStage:
             wrong.append(f"{exc}: {self._running()}")
         # Who was hurt last may still be starting, and ends in order only once it has started.
         try:
-            until(lambda: all(part.serves() for part in (*self.coordinators, *self.workers)), "all parts serve")
+            until(lambda: self.all_serve, "all parts serve")
         except TimeoutError as exc:
             wrong.append(str(exc))
         self._stop.set()
@@ -251,11 +273,28 @@ class ChaosStage:
         while not self._stop.wait(LOOK_S):
             for part in (*self.workers, *self.coordinators):
                 part.look_after()
+            self._notice_ended()
             with self._lock:
                 self._let_return()
                 missing = self.shape.sessions - len(self._live) if self._is_loaded else 0
             for _ in range(missing):
                 self._begin()
+
+    def _notice_ended(self) -> None:
+        """Forget sessions that ended when their coordinator was killed right before it could tell so."""
+        with self._lock:
+            untold = [
+                (project, session)
+                for session, project in self._projects.items()
+                if (owner := self._live.get(project)) and not self._has(owner, project)
+            ]
+        for project, session in untold:
+            if has_ended(self.directory / "sessions" / session):
+                with self._lock:
+                    self._over(project)
+
+    def _has(self, coordinator: str, project: str) -> bool:
+        return any(project in one.projects for one in self.coordinators if one.name == coordinator)
 
     def _let_return(self) -> None:
         waiting = {project for wait in self._waits if wait.kind == "node_gone" for project in wait.open}
@@ -283,6 +322,7 @@ class ChaosStage:
         with self._lock:
             self._live.pop(project, None)
             self._nodes.pop(project, None)
+            self._projects = {session: one for session, one in self._projects.items() if one != project}
 
     def _lost(self, coordinator: CoordinatorPart) -> None:
         """Forget sessions that a coordinator was told of and had not begun when it died."""
@@ -293,6 +333,7 @@ class ChaosStage:
 
     def _told(self, coordinator: str, told: dict[str, Any]) -> None:
         project = told.get("project", "")
+        self.on_told(coordinator, told)
         with self._lock:
             match told["what"]:
                 case "began":
@@ -330,6 +371,12 @@ class ChaosStage:
                 projects |= {project for path in sources if (project := self._projects.get(path.parent.name))}
                 found += [BoxSeen(one["Id"], project) for project in projects]
         return sorted(found, key=lambda box: box.project)
+
+
+def has_ended(session_dir: Path) -> bool:
+    """Return whether a session's transcript says that it has ended."""
+    paths = segments(session_dir)
+    return bool(paths) and b'"type":"session_ended"' in paths[max(paths)].read_bytes()[-TAIL_BYTES:]
 
 
 @contextlib.contextmanager
