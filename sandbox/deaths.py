@@ -4,9 +4,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from sandbox.engine_events import EngineEvents
 from sandbox.errors import LossReason
 
 RUNTIME_LABEL = "sandhog.runtime"
@@ -14,7 +14,6 @@ RUNTIME_LABEL = "sandhog.runtime"
 REMEMBERED = 1000
 OOM_WINDOW_S = 5.0
 WAIT_S = 1.0
-RECONNECT_S = 1.0
 DEAD_MAN_EXIT = 142
 SIGKILL_EXIT = 137
 
@@ -27,17 +26,14 @@ class Deaths:
 
         `on_hung` is told of a container that will never answer again, in a thread of its own.
         """
-        self._subscribe = subscribe
         self._on_hung = on_hung
-        self._stream: Any = None
-        self._closed = threading.Event()
         self._changed = threading.Condition()
         self._deaths: OrderedDict[str, tuple[LossReason, str]] = OrderedDict()
         self._ooms: OrderedDict[str, float] = OrderedDict()
         self._kills: OrderedDict[str, str] = OrderedDict()
         self._hung: OrderedDict[str, None] = OrderedDict()
-        self._thread = threading.Thread(target=self._listen, name="engine-events", daemon=True)
-        self._thread.start()
+        # What is missed while there is no stream is only a less exact reason.
+        self._events = EngineEvents(subscribe, self._take)
 
     def reason(self, name: str, wait_s: float = WAIT_S) -> tuple[LossReason, str]:
         """Why the container ended; waits a moment for the event."""
@@ -51,28 +47,7 @@ class Deaths:
 
     def close(self) -> None:
         """Stop listening."""
-        self._closed.set()
-        self._end_stream()
-
-    def _end_stream(self) -> None:
-        # Closed already, or broken: either way nothing is to be had from it.
-        with suppress(Exception):
-            if self._stream is not None:
-                self._stream.close()
-
-    def _listen(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._stream = self._subscribe()
-                if self._closed.is_set():
-                    self._stream.close()
-                    return
-                for event in self._stream:
-                    self._take(event)
-            except Exception:
-                # The engine is away or the stream was closed; what is missed meanwhile is only a less exact reason.
-                self._end_stream()
-                self._closed.wait(RECONNECT_S)
+        self._events.close()
 
     def _take(self, event: dict[str, Any]) -> None:
         attributes = event.get("Actor", {}).get("Attributes", {})

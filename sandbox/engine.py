@@ -15,7 +15,6 @@ from typing import Any
 import docker
 from docker.utils import kwargs_from_env
 
-from sandbox import controls
 from sandbox.box import Box
 from sandbox.building import BuildClient
 from sandbox.container import DockerContainer, remove_container, settled, state_of, translated
@@ -26,6 +25,7 @@ from sandbox.doors import Doors
 from sandbox.egress.rules import parse_rules
 from sandbox.egress.settings import EgressSettings, proxy_variables
 from sandbox.engine_connections import is_beside, share_connections
+from sandbox.engine_events import EngineEvents
 from sandbox.errors import EngineUnavailable, LossReason, SandboxError
 from sandbox.heart import Heart, Standing
 from sandbox.image_files import ImageFiles
@@ -34,14 +34,12 @@ from sandbox.lifeline import Lifeline
 from sandbox.machine import UnsupportedEngine, check_supported, parse_machine
 from sandbox.making import Maker
 from sandbox.pool import fingerprint
-from sandbox.proofs import CANARY, Proofs
+from sandbox.proofs import CANARY, Proofs, look_inside
 from sandbox.reaper import Held, Reaper
 from sandbox.record import BoxRecord, RecordStore
-from sandbox.requests import CallMark, RunRequest
 from sandbox.room import check_room
 from sandbox.spec import MIB, BoxSpec
 
-PROBE_TIMEOUT_MS = 10_000
 PULLED_IMAGES = "pulled-images"
 """Beside the records: which images were pulled, and when they were last used."""
 
@@ -129,6 +127,11 @@ class DockerEngine:
             self.images, lambda timeout_s: docker.APIClient(**self._client_options(timeout_s))
         )
         self._deaths = Deaths(self._subscribe, self._lose_hung)
+        self._image_events = EngineEvents(
+            lambda: self._client.events(since=int(time.time()) - 1, decode=True, filters={"type": "image"}),
+            lambda _: self.images.heard(),
+            self.images.hear,
+        )
         self._heart = Heart(self._living, self._standing, settings.heartbeat_s)
 
     def _client_options(self, timeout_s: float) -> dict[str, Any]:
@@ -187,7 +190,7 @@ class DockerEngine:
             container = DockerContainer(self._client, record.container, self._deaths, door)
             box = self._link(record, container, (image.env, {**proxy_variables(spec.egress), **spec.env}))
             self._doors.learn(spec.runtime, door, container)
-            self._prove(box, spec)
+            look_inside(box, spec)
         except BaseException:
             self._discard(record)
             if door is not None:
@@ -257,15 +260,6 @@ class DockerEngine:
         with self._lock:
             self._boxes[record.box_id] = box
         return box
-
-    def _prove(self, box: Box, spec: BoxSpec) -> None:
-        """Read what holds for commands; a look that did not come about proves nothing, and is taken once more."""
-        for attempt in ("first", "second"):
-            mark = CallMark(f"sandhog-probe-{attempt}", digest="", session="sandhog-probe", generation=0, step=0)
-            answer = box.run(RunRequest(mark, argv=controls.PROBE_ARGV, cwd="/", timeout_ms=PROBE_TIMEOUT_MS))
-            if answer.exit_code == 0:
-                break
-        controls.check(spec, box.info, answer.stdout.text())
 
     def _discard(self, record: BoxRecord) -> None:
         """Take back a start that failed."""
@@ -382,6 +376,7 @@ class DockerEngine:
     def close(self) -> None:
         """Stop heartbeats and close links. Boxes live on until they are adopted or their dead-man timer ends them."""
         self._deaths.close()
+        self._image_events.close()
         self._heart.close()
         with self._lock:
             boxes = list(self._boxes.values())

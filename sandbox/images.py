@@ -28,8 +28,9 @@ MADE_REPOSITORY = "sandhog-made"
 """Of all images that are made here."""
 MADE_OF_LABEL = "sandhog.made-of"
 """The image that set-up began with, whose limits are proven."""
-SEEN_S = 2.0
-"""So long a name is taken to mean the same image, where only a box that stands ready is looked for."""
+SEEN_S, TOLD_S = 2.0, 600.0
+"""So long a name is taken to mean the same image, where only a box that stands ready is looked for; the longer time
+while the engine tells of every change."""
 MOST_SEEN = 1000
 PROGRESS_S = 2.0
 """How often a pull says how far it is."""
@@ -105,6 +106,19 @@ class Images:
         self._pulls: dict[str, Future[None]] = {}
         self._pinned: Counter[str] = Counter()
         self._seen: dict[str, tuple[float, Image]] = {}
+        self._changes = 0
+        """How often names may have got another meaning."""
+        self._is_told = False
+
+    def hear(self, is_told: bool) -> None:
+        """Note whether the engine tells of changes from now on (see `heard`); what it did not tell is not known."""
+        self._is_told = is_told
+        self.heard()
+
+    def heard(self) -> None:
+        """Note that a name may mean another image from now on."""
+        self._changes += 1
+        self._seen.clear()
 
     def find(self, ref: str) -> Image | None:
         """The image when it is on the engine.
@@ -112,6 +126,16 @@ class Images:
         Raises:
             EngineUnavailable.
         """
+        changes = self._changes
+        image = self._ask(ref)
+        # What changed while it was asked for may have been asked for too early.
+        if image is not None and changes == self._changes:
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
+            self._seen[ref] = (time.monotonic(), image)
+        return image
+
+    def _ask(self, ref: str) -> Image | None:
         try:
             with translated(f"image {ref}"):
                 found: dict[str, Any] = self._client.inspect_image(ref)  # type: ignore[no-untyped-call]
@@ -141,15 +165,9 @@ class Images:
         Raises:
             EngineUnavailable.
         """
-        now = time.monotonic()
         known = self._seen.get(ref)
-        if known is None or now - known[0] > SEEN_S:
-            image = self.find(ref)
-            if image is None:
-                return None
-            if len(self._seen) > MOST_SEEN:
-                self._seen.clear()
-            known = self._seen[ref] = (now, image)
+        if known is None or time.monotonic() - known[0] > (TOLD_S if self._is_told else SEEN_S):
+            return self.find(ref)
         return known[1]
 
     def may_use(self, image: Image, principal: str) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 from sandbox.box import Box
 from sandbox.errors import SandboxError
 from sandbox.record import BoxRecord
+from sandbox.requests import CallMark, RunRequest
 from sandbox.spec import BoxSpec
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ CALM_S = 0.2
 """After a claim no box is started for so long: the session's first call goes before the refill, on the same cores."""
 PING_S = 1.0
 """A warm box that does not answer so soon is not handed over."""
+ROUSE_TIMEOUT_MS = 10_000
 MAX_PAUSE_S = 60.0
 CLOSE_S = 90.0
 
@@ -318,7 +320,19 @@ class WarmPool:
                 uid=newborn.uid,
                 gid=newborn.gid,
             )
-            return WarmBox(self._start(spec, key), newborn)
+            return WarmBox(_roused(self._start(spec, key)), newborn)
         except BaseException:
             self._bury(newborn)
             raise
+
+
+def _roused(box: Box) -> Box:
+    """The box, whose shell has run once: the first time a program is read from the disk."""
+    mark = CallMark("sandhog-rouse", digest="", session="sandhog-rouse", generation=0, step=0)
+    try:
+        if box.info.shell:
+            box.run(RunRequest(mark, command=":", cwd="/", timeout_ms=ROUSE_TIMEOUT_MS))
+    except BaseException:
+        box.close()
+        raise
+    return box

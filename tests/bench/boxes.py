@@ -44,7 +44,7 @@ def node(directory: Path, pool: PoolSettings | None) -> Iterator[tuple[DockerEng
     """A node's boxes without its queue."""
     name = f"bench-{os.getpid()}-{directory.name}"
     engine = DockerEngine(EngineSettings(name, guest_folder.install(directory / "guest"), directory / "records"))
-    disks = OwnDisks(directory / "disks")
+    disks = OwnDisks(directory / "disks", has_spares=True)
     boxes = Boxes(engine, 600, pool=pool, nursery=directory / "warm", disks=disks)
     boxes.adopt()
     try:

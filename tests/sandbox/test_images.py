@@ -17,11 +17,14 @@ from typing import Any
 import docker
 import pytest
 
+from sandbox.engine import DockerEngine
 from sandbox.errors import ImageMissing
 from sandbox.images import Images, ImageSettings, PullClient, RegistryLogin
+from tests.sandbox.conftest import IMAGE
 
 pytestmark = pytest.mark.docker
 
+NAMED = "sandhog-test-named"
 PASSWORD = "correct horse"
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 Make = Callable[..., Images]
@@ -276,3 +279,38 @@ def test_an_image_that_nobody_pulled_here_is_never_removed(busybox_image: str, m
         pass
     assert images.trim() == []
     assert images.find(busybox_image) is not None
+
+
+def test_a_name_that_the_engine_tells_of_is_asked_for_once(
+    docker_client: docker.APIClient, busybox_image: str, make_images: Make
+) -> None:
+    name = f"{NAMED}:{os.getpid()}"
+    images = make_images()
+    images.hear(True)
+    docker_client.tag(busybox_image, NAMED, str(os.getpid()), force=True)
+    before = images.seen_lately(name)
+    assert before is not None
+    docker_client.tag(IMAGE, NAMED, str(os.getpid()), force=True)
+    assert images.seen_lately(name) == before
+    images.heard()
+    after = images.seen_lately(name)
+    assert after is not None
+    assert after.id != before.id
+    docker_client.remove_image(name)
+    images.hear(False)
+    assert images.seen_lately(name) is None
+
+
+def test_the_engine_tells_that_a_name_means_another_image(
+    docker_client: docker.APIClient, busybox_image: str, make_engine: Callable[..., DockerEngine],
+    until: Callable[..., None],
+) -> None:  # fmt: skip
+    name = f"{NAMED}:{os.getpid()}"
+    images = make_engine("images").images
+    docker_client.tag(busybox_image, NAMED, str(os.getpid()), force=True)
+    until(lambda: images._is_told, "the engine's events are heard")
+    before = images.seen_lately(name)
+    docker_client.tag(IMAGE, NAMED, str(os.getpid()), force=True)
+    until(lambda: images.seen_lately(name) != before, "the name means the other image")
+    docker_client.remove_image(name)
+    until(lambda: images.seen_lately(name) is None, "the name is gone")
