@@ -34,8 +34,9 @@ def serve(
     OPENAI_API_KEY. With SANDHOG_REDIS_URL sessions run on that cluster's workers, else on a Redis and a worker of
     this command's own. Directories that sessions may work on are named in SANDHOG_ROOTS.
 
-    SIGTERM drains: no session begins any more, those that run have SANDHOG_DRAIN_S (60) seconds to end, and the rest
-    is left for another coordinator. A second SIGTERM ends at once.
+    SIGTERM drains: no session begins any more, and those at work have SANDHOG_DRAIN_S (60) seconds to end. The rest is
+    left for another server or the next start; what waits for a human or for its caller's calls is left without any
+    wait. A second SIGTERM ends at once.
     """
     # FastAPI and all below it take a second to import, which the other commands need not wait for.
     from coordinator.commands.serving import Serving, run_server

@@ -227,6 +227,8 @@ async def _attended(
             print("sandhog: draining; a second signal ends at once", file=sys.stderr, flush=True)
             draining = asyncio.create_task(sessions.drain(drain_s))
             await asyncio.wait({draining, second, broken}, return_when=asyncio.FIRST_COMPLETED)
+            if draining.done():
+                _tell_left(*draining.result())
             await end(draining)
         sessions.close()
         server.should_exit = True
@@ -235,6 +237,12 @@ async def _attended(
             broken.result()
     finally:
         await end(serving, first, second)
+
+
+def _tell_left(waiting: int, at_work: int) -> None:
+    if waiting or at_work:
+        words = f"{waiting} that wait for somebody, {at_work} at work"
+        print(f"sandhog: left for another server or the next start: {words}", file=sys.stderr, flush=True)
 
 
 def _listen(host: str, port: int) -> socket.socket:

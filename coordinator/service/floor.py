@@ -1,6 +1,7 @@
 """Where sessions run in this process: sessions → line → **floor** → held. Also those of coordinators that died."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -29,6 +30,9 @@ from coordinator.session.resume import Resumable, check, find
 from coordinator.session.takeover import Adopted, TakeoverWatch
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""While it drains, how often sessions are looked at that may have come to wait for somebody."""
 
 
 class Floor:
@@ -167,17 +171,29 @@ class Floor:
         except ConfigError as exc:
             raise Refused(Code.INVALID, str(exc)) from exc
 
-    async def drain(self, grace_s: float) -> int:
-        """Begin no session any more and wait for those that run; return how many still do after the time."""
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Begin no session any more and wait until none is at work here, or the time is over.
+
+        What waits for a person or for its caller is waited for by nobody: it may be hours.
+
+        Returns:
+            How many sessions are left that wait for somebody, and how many that are at work.
+        """
         self.is_draining = True
-        tasks = self._tasks
-        if tasks:
-            await asyncio.wait(tasks, timeout=grace_s)
-        return sum(1 for task in tasks if not task.done())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while at_work := self._at_work:
+                    await asyncio.wait(at_work, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        at_work = self._at_work
+        return len(self._tasks) - len(at_work), len(at_work)
 
     @property
     def _tasks(self) -> "list[asyncio.Task[None]]":
         return [held.task for held in self._held.values() if held.task is not None]
+
+    @property
+    def _at_work(self) -> "list[asyncio.Task[None]]":
+        return [held.task for held in self._held.values() if held.task is not None and not held.waits_for_somebody]
 
     def _hold(self, held: Held) -> None:
         self._index.add(held.entry)

@@ -76,6 +76,16 @@ class Held:
         wanted = self.entry.record.wanted
         return wanted is not None and wanted.stay_open
 
+    @property
+    def waits_for_somebody(self) -> bool:
+        """Whether it does nothing until a person says yes or something else, or its caller posts calls or ends it."""
+        if self.cancelled.is_set():
+            return False
+        if self.entry.facts.status in ("waiting", "idle"):
+            return True
+        caller = self.caller
+        return caller is not None and caller.farewell is None and (caller.last is None or caller.last.done.is_set())
+
     def say(self, text: str) -> None:
         """Hand a person's message on; the model gets it once it has answered what was said before.
 

@@ -29,7 +29,7 @@ class ServeSettings(FileSettings):
     max_sessions: int = Field(default=500, ge=1)
     """Sessions that run in this process at once; further ones wait."""
     drain_s: float = Field(default=60.0, ge=0)
-    """How long running sessions may go on after SIGTERM; then they are left for another coordinator."""
+    """How long sessions at work may go on after SIGTERM; then they are left for another coordinator."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=10_000)
     """Largest body of a request."""
     max_archive_bytes: int = Field(default=512 * 1024 * 1024, ge=1)

@@ -340,8 +340,8 @@ class Sessions:
             return "no worker is alive"
         return None
 
-    async def drain(self, grace_s: float) -> int:
-        """Begin no session any more and wait for those that run; return how many still do after the time."""
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Begin no session any more and wait until none is at work, or the time is over, see `Floor.drain`."""
         return await self._floor.drain(grace_s)
 
 

@@ -24,6 +24,7 @@ from coordinator.session.step import StepRunner, left
 from tools.base import ErrorCode, ToolResult
 from tools.permission import repeatable
 from tools.registry import Registry
+from worker.contract.approvals import ApprovalAnswer
 from worker.contract.orders import CallKey, call_digest
 
 log = logging.getLogger(__name__)
@@ -133,6 +134,18 @@ class OpenAnswers:
             is_refused, has_begun = call.refusal is not None, call.index in opened.begun
             self._record(opened, refused(call) if is_refused else left(call, why, has_begun=has_begun))
         return opened.in_order()
+
+    async def end_questions(self, session: str, cancelled: asyncio.Event) -> None:
+        """Let nobody be asked any more for sub-agents of the earlier owner: they ended with it.
+
+        Raises:
+            RedisLost: nothing can be found out now.
+        """
+        requests = self.cluster.requests
+        for one in await patiently(partial(requests.waiting, session), cancelled):
+            if one.session != session:
+                gone = ApprovalAnswer(answer_id=f"gone {one.session}", decision="deny", by="nobody", note=LOST_HERE)
+                await patiently(partial(requests.answer, one.session, one.name, gone, is_final=True), cancelled)
 
     def _record(self, opened: OpenStep, answer: Answered) -> None:
         self.steps.record(opened.step, answer, {})

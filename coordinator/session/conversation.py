@@ -84,6 +84,8 @@ class Conversation:
                 self._close(rebuilt.open_step, "the session was cancelled")
                 return Ending("cancelled", "cancelled")
             strict = self.loop.model.settings.strict_tools
+            if self.answers is not None:
+                await self.answers.end_questions(place.session, cancelled)
             learn(self.loop.steps.approvals.lasting, rebuilt, self.loop.registry, place, strict=strict)
             if rebuilt.open_step is not None and self.answers is not None:
                 self.loop.spend.calls += len(rebuilt.open_step.missing)

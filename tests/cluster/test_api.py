@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -244,23 +243,6 @@ def test_a_session_whose_copy_was_kept_is_forked_as_often_as_one_likes(client: h
     events = client.get(f"/v1/sessions/{forks[0]}/events").text
     assert events.count("event: session_forked") == 1
     assert events.count("event: session_ended") == 1, "the end of the session that was forked is not the fork's"
-
-
-@pytest.mark.timeout(400)
-def test_a_server_that_ends_leaves_its_sessions_to_the_next_one(state_dir: Path, until: Until) -> None:
-    command = {"command": "date +%s%N | tee t"}
-    calls: dict[str, Any] = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": command}]}
-    with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, server.client() as client:
-        until(lambda: client.get("/readyz").status_code == 200, "its worker is there", 120)
-        session_id = made(client, loop="none")
-        first = client.post(f"/v1/sessions/{session_id}/tool_calls", json=calls).json()
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0, server.log.read_text()
-    with serving(says, state_dir, until, SANDHOG_DRAIN_S="0") as server, Client(server.url, TOKEN) as own:
-        messages = own.tool_calls(session_id, calls["tool_calls"], step=1)
-        assert messages == first["messages"], "the step is known again, and did not run a second time"
-        own.finish(session_id)
-        assert own.wait(session_id)["status"] == "completed"
 
 
 @pytest.mark.timeout(400)
