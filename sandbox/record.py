@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,12 @@ class RecordStore:
         """Write or replace the box's record."""
         target = self._path(record.box_id)
         draft = target.with_suffix(".tmp")
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(asdict(record), file)
+        data = json.dumps(asdict(record)).encode()
+        with draft.open("wb") as file:
+            # Where its blocks are given beforehand, ext4 does not wait for the disk before it replaces the old one.
+            with suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, len(data))
+            file.write(data)
         draft.replace(target)
 
     def renew(self, box_id: str, session: str, generation: int, expires: float, changes: Mapping[str, str]) -> None:

@@ -180,6 +180,8 @@ def remove_tree(path: Path) -> None:
         OSError: something could not be removed; the rest stays in `<path>.trash` for the next attempt.
     """
     trash = path.with_name(f"{path.name}.trash")
+    if not os.path.lexists(path) and not os.path.lexists(trash):
+        return
     with contextlib.suppress(FileExistsError):
         trash.mkdir(mode=0o700)
     with contextlib.suppress(FileNotFoundError):
