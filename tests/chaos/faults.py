@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import redis
 
+from tests.chaos.links import shut_link
 from tests.chaos.parts import Part
 from worker.contract import keys
 
@@ -147,7 +148,11 @@ def guest_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
 
 
 def link_broken(stage: "ChaosStage", rng: random.Random) -> Harm | None:
-    """The relay that carries a box's link is killed."""
+    """The link of a box is shut, or the relay that carries it killed."""
+    box = stage.any_box(rng)
+    at = time.monotonic()
+    if box is not None and any(shut_link(pid) for pid in stage.pids_of(box, "guest.pyc")):
+        return Harm(frozenset([box.project]), at)
     return _kill_inside(stage, rng, "relay.pyc")
 
 

@@ -19,6 +19,7 @@ from sandbox.errors import BoxLost
 from sandbox.record import RecordStore
 from sandbox.requests import CallMark, RunAnswer
 from sandbox.spec import BoxSpec
+from tests.chaos.links import shut_link
 
 pytestmark = pytest.mark.docker
 
@@ -119,6 +120,26 @@ def test_a_box_on_record_without_a_door_is_adopted_by_a_relay(
     [(_, adopted)] = make_engine("doors", records).adopt()
     assert (way_of(adopted), shell(adopted)("echo hi").stdout.head) == (ExecStream, b"hi\n")
     adopted.close()
+
+
+def test_a_connection_that_is_shut_from_outside_is_made_again_and_loses_no_answer(
+    make_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, docker_client: docker.APIClient
+) -> None:
+    box = make_engine("doors").start(make_spec(), "s", 1)
+    rows = docker_client.top(NAME_PREFIX + box.box_id, ps_args="-eo pid,args")["Processes"]
+    [guest] = [int(row[0]) for row in rows if "/guest.pyc " in row[1] and "spawner.pyc" not in row[1]]
+    answers: list[RunAnswer] = []
+    command = "echo x >> log; while [ ! -e go ]; do sleep 0.02; done; cat log"
+    thread = threading.Thread(target=lambda: answers.append(shell(box)(command)))
+    thread.start()
+    shell(box)("while [ ! -e log ]; do sleep 0.02; done", session="other")
+    before = box._link
+    assert shut_link(guest)
+    shell(box)("touch go", session="other")
+    thread.join(60)
+    assert answers[0].stdout.head == b"x\n"
+    assert (box._link is not before, way_of(box)) == (True, DoorStream)
+    box.close()
 
 
 def test_a_worker_that_comes_back_opens_the_door_and_gets_the_answer(
