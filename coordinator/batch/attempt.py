@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.batch.clients import Clients
 from coordinator.cluster.parts import Cluster
@@ -37,6 +37,8 @@ class Attempts:
     approver: Approver
     secrets: Sequence[str]
     stop: Stop
+    running: dict[str, SessionRunner] = field(default_factory=dict)
+    """Those that run now, by session."""
 
     async def attempt(self, request: SessionRequest, model: str | None, on_image: OnImage) -> SessionResult:
         """Return what the session came to; `on_image` is told the digest of its box's image.
@@ -52,6 +54,7 @@ class Attempts:
             sinks=[lambda event: on_image(event.image_id) if isinstance(event, SessionPlaced) else None],
             secrets=[*self.secrets, *request.parameters.secrets],
         )
+        self.running[runner.session_id] = runner
         session = asyncio.create_task(runner.run(self.stop.soon), name=f"session {runner.session_id}")
         hurried = asyncio.create_task(self.stop.now.wait())
         try:
@@ -61,3 +64,4 @@ class Attempts:
             return await session
         finally:
             await end(hurried)
+            del self.running[runner.session_id]

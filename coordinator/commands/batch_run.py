@@ -23,6 +23,7 @@ from coordinator.batch.shown import Show
 from coordinator.batch.summary import Summary
 from coordinator.batch.tasks import TaskFile, Turn
 from coordinator.commands.acting import keep_action
+from coordinator.commands.forkable import forkable
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.commands.terminal import is_terminal
 from coordinator.embedded import Embedded
@@ -127,18 +128,20 @@ async def _run_turns(
     at_once = min(given.plan.concurrency, len(left.turns))
     with redis_of(settings, given.tools, places=at_once) as (redis_url, embedded):
         async with open_cluster(redis_url, settings.state_dir, given.tools) as cluster:
+            attempts = Attempts(cluster, clients, given.approver, secrets, stop)
             running = Batch(
                 given.tasks,
                 given.requests,
                 results,
-                Attempts(cluster, clients, given.approver, secrets, stop),
+                attempts,
                 replace(given.plan, concurrency=at_once),
                 on_start=show.started,
                 on_line=show.finished,
                 spent_usd=left.spent_usd,
             )
-            with show:
-                await _attended(running, left.turns, stop, signals, embedded)
+            async with forkable(cluster, attempts.running.get):
+                with show:
+                    await _attended(running, left.turns, stop, signals, embedded)
     if running.progress.stopped_by:
         _say(running.progress.stopped_by)
 

@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from coordinator.audit import Action
-from coordinator.cluster.hearing import Hearing
 from coordinator.cluster.parts import Cluster
-from coordinator.cluster.wishes import Told, Wish
 from coordinator.commands.acting import keep_action
+from coordinator.commands.forkable import forkable
 from coordinator.commands.messages import ChatSignals, Messages
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
 from coordinator.commands.terminal import TerminalApprover
@@ -25,7 +24,6 @@ from coordinator.endpoint.model_choice import choose_model
 from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always, Approver, Decided, Elsewhere, Never
 from coordinator.session.conversation import NextMessage
-from coordinator.session.copying import copied
 from coordinator.session.events import Event, EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
@@ -117,30 +115,14 @@ async def _run_on(
                 session=runner.session_id,
                 detail=str(command.request.workspace.directory),
             )
-            async with looked_after(embedded) as broken, _heard(runner, cluster):
+            own = {runner.session_id: runner}
+            async with looked_after(embedded) as broken, forkable(cluster, own.get):
                 return await _attended(runner, cancelled, signals.second, broken)
     finally:
         # What cannot be drawn any more is no reason to lose the result.
         with contextlib.suppress(OSError, ValueError):
             timeline.close()
         await model.close()
-
-
-@contextlib.asynccontextmanager
-async def _heard(runner: SessionRunner, cluster: Cluster) -> AsyncIterator[None]:
-    """Let the session's workspace be copied for forks within the block; nothing else is granted to other processes."""
-
-    def grant(session: str, wish: Wish) -> Told | Coroutine[Any, Any, Told]:
-        if wish.kind == "copy" and session == runner.session_id:
-            return copied(runner.copies, wish)
-        return Told(refusal="CONFLICT", message="It is run by a command, which listens to its terminal.")
-
-    hearing = Hearing(cluster.wishes, grant)
-    cluster.ownership.on_wishes = hearing.look
-    try:
-        yield
-    finally:
-        await hearing.close()
 
 
 @dataclass(frozen=True)

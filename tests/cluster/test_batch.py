@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import tarfile
+import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.commands import SECRET, leftovers, started
+from tests.cluster.commands import SECRET, ended, leftovers, started
 from tests.conftest import Until
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
@@ -26,12 +27,16 @@ def model(messages: list[dict[str, Any]]) -> Turn:
     if "answer" in prompt:
         return Turn("done")
     if "loop" in prompt:
-        return Turn(calls=(ScriptedCall("Bash", {"command": "true"}),))
+        return bash("true")
     if "slow" in prompt and is_first:
-        return Turn(calls=(ScriptedCall("Bash", {"command": "sleep 600"}),))
+        return bash("sleep 600")
     if is_first:
-        return Turn(calls=(ScriptedCall("Bash", {"command": "echo written >> a.txt; ls -A"}),))
+        return bash("echo written >> a.txt; ls -A")
     return Turn("done")
+
+
+def bash(command: str) -> Turn:
+    return Turn(calls=(ScriptedCall("Bash", {"command": command}),))
 
 
 def batch(
@@ -150,6 +155,34 @@ def test_an_interrupted_batch_ends_in_order_and_goes_on_where_it_was(
     assert lines(out)[0] == first
     assert sorted(line["id"] for line in lines(out)) == ["quick", "t0", "t1", "t2"]
     assert "4/4" in err
+    assert leftovers(state_dir) == []
+
+
+def test_a_run_is_forked_while_it_runs(state_dir: Path, tmp_path: Path, until: Until) -> None:
+    tasks, out = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "go"}), tmp_path / "out"
+    asks_again, is_forked = threading.Event(), threading.Event()
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        if any("and now?" in str(message["content"]) for message in messages):
+            return Turn("forked") if messages[-1]["role"] == "tool" else bash("cat a.txt")
+        if messages[-1]["role"] != "tool":
+            return bash("echo written >> a.txt")
+        asks_again.set()
+        is_forked.wait(END_S)
+        return Turn("done")
+
+    with ScriptedEndpoint(script) as endpoint:
+        with batch(endpoint, state_dir, tasks, "--out", str(out)) as process:
+            assert asks_again.wait(END_S)
+            (session,) = (path.name for path in (state_dir / "sessions").iterdir())
+            with started(endpoint, state_dir, "fork", session, "and now?", "--json") as fork:
+                result, err = ended(fork)
+            assert (result["status"], result["text"]) == ("completed", "forked"), err
+            assert "+written" in result["patch"]
+            is_forked.set()
+            _, err = process.communicate(timeout=END_S)
+        assert process.returncode == 0, err
+    assert [line["status"] for line in lines(out)] == ["completed"]
     assert leftovers(state_dir) == []
 
 

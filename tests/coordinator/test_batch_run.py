@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,8 +37,8 @@ TABLE = ModelTable({"*": ModelFacts(input_usd=1.0, output_usd=1.0)})
 class Played(Attempts):
     """Sessions that are over at once: `play` gets the request and how often its prompt was asked before."""
 
-    play: Play
-    asked: list[str]
+    play: Play = field(kw_only=True)
+    asked: list[str] = field(kw_only=True)
 
     async def attempt(self, request: SessionRequest, model: str | None, on_image: OnImage) -> SessionResult:
         before = self.asked.count(request.prompt)
@@ -68,7 +68,9 @@ class Stage:
     async def _run(self, play: Play, plan: dict[str, Any]) -> Progress:
         self.stop = Stop()
         clients = Clients(ModelSettings("m", base_url="http://127.0.0.1:9/v1"))
-        attempts = Played(cast(Cluster, None), clients, Never(), ["sk-secret-value"], self.stop, play, self.asked)
+        attempts = Played(
+            cast(Cluster, None), clients, Never(), ["sk-secret-value"], self.stop, play=play, asked=self.asked
+        )
         tasks = TaskFile(self.tasks_path, look=self.requests.request)
         with Results(self.directory / "out") as results:
             batch = Batch(

@@ -1,0 +1,36 @@
+"""Sessions that a command runs are copied for forks: wish of another process → **forkable** → copying."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from coordinator.cluster.hearing import Hearing
+from coordinator.cluster.parts import Cluster
+from coordinator.cluster.wishes import Told, Wish
+from coordinator.session.copying import copied
+from coordinator.session.runner import SessionRunner
+
+
+@contextlib.asynccontextmanager
+async def forkable(cluster: Cluster, running: Callable[[str], SessionRunner | None]) -> AsyncIterator[None]:
+    """Let workspaces of a command's sessions be copied within the block; nothing else is granted to other processes.
+
+    Args:
+        cluster: What they run on.
+        running: Returns whoever runs a session here.
+    """
+
+    def grant(session: str, wish: Wish) -> Told | Coroutine[Any, Any, Told]:
+        runner = running(session)
+        if runner is None:
+            return Told(refusal="CONFLICT", message="It has just ended. Ask again.")
+        if wish.kind == "copy":
+            return copied(runner.copies, wish)
+        return Told(refusal="CONFLICT", message="It is run by a command, which listens to its terminal.")
+
+    hearing = Hearing(cluster.wishes, grant)
+    cluster.ownership.on_wishes = hearing.look
+    try:
+        yield
+    finally:
+        await hearing.close()
