@@ -17,8 +17,9 @@ from worker.beneath import remove_tree
 from worker.contract.removals import Kind, Removal, note
 from worker.disk import measured_bytes
 from worker.errors import WorkerError
-from worker.kept import KeptCopies, has_copy, last_event_at
-from worker.own_disk import IMAGE
+from worker.files_in import DONE
+from worker.kept import COPIES, KeptCopies, has_copy, last_event_at
+from worker.own_disk import IMAGE, MOUNT
 from worker.settings import NodeSettings
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,10 @@ EVERY_S = 600.0
 HOUR_S = 3600.0
 DAY_S = 86_400.0
 SPILL_DIR = "spill"
+STRAY_S = HOUR_S
+"""So old a directory is in which a node copied for a fork that nobody waited for: far beyond how long one does."""
+OF_NODES = frozenset({*COPIES, IMAGE, MOUNT, SPILL_DIR, DONE})
+"""What nodes put into a session's directory; whoever makes a session writes something else first or soon after."""
 TRASH = ".trash"
 """Ends the name of what was left half removed, see `beneath.remove_tree`."""
 
@@ -112,7 +117,10 @@ class Retention:
         bound = self._bounds[kind]
         rest = []
         for one in self._found(kind):
-            if self._now() - one.last_at < bound.age_s:
+            if kind is Kind.SESSION and _is_stray(one.session_dir):
+                if self._now() - one.last_at > STRAY_S and not self._kept.is_live(one.session_dir):
+                    yield one.session_dir, "a copy for a fork that was never begun"
+            elif self._now() - one.last_at < bound.age_s:
                 rest.append(one)
             elif not self._kept.is_live(one.session_dir):
                 yield one.session_dir, f"{bound.setting}: older than {_shown_age(bound.age_s)}"
@@ -174,6 +182,15 @@ def bounds_of(settings: NodeSettings) -> dict[Kind, Bound]:
             settings.keep_transcripts_days * DAY_S, total(settings.keep_transcripts_mib), "keep_transcripts"
         ),
     }
+
+
+def _is_stray(session_dir: Path) -> bool:
+    """Whether a directory holds nothing but what a node has put there: no session was ever made of it."""
+    try:
+        return {path.name for path in session_dir.iterdir()} <= OF_NODES
+    except OSError:
+        # It goes just now.
+        return False
 
 
 def _has(session_dir: Path, kind: Kind) -> bool:

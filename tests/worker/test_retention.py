@@ -71,6 +71,24 @@ def test_each_kind_has_its_time(tmp_path: Path) -> None:
     assert [one.kind for one in removals_of(tmp_path, "week")] == [Kind.COPY, Kind.SPILL]
 
 
+def test_a_copy_that_nobody_made_a_session_of_goes_within_the_hour(tmp_path: Path) -> None:
+    hour_ago = time.time() - 3_700
+    for name, more in (("late", ()), ("kept", ("late.1.jsonl",)), ("queued", ("record.json",)), ("fresh", ())):
+        session_dir = tmp_path / "sessions" / name
+        for part in ("work", "base", "spill"):
+            (session_dir / part).mkdir(parents=True)
+        for beside in more:
+            (session_dir / beside).write_text("{}\n")
+        if name != "fresh":
+            os.utime(session_dir, (hour_ago, hour_ago))
+
+    (removal,) = collect(settings(tmp_path), is_trial=False)
+
+    assert (removal.session, removal.kind) == ("late", Kind.SESSION)
+    assert "never begun" in removal.why
+    assert sorted(path.name for path in (tmp_path / "sessions").iterdir()) == ["fresh", "kept", "queued"]
+
+
 def test_beyond_a_size_the_oldest_goes_first(tmp_path: Path) -> None:
     for number in range(4):
         session(tmp_path, f"s{number}", age_days=0.9 - number / 10, spill_bytes=ALMOST_MIB)
