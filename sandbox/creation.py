@@ -45,7 +45,9 @@ def create(
     host_config = client.create_host_config(
         mounts=_mounts(spec, guest_folder, door_folder),
         tmpfs=_tmpfs(spec),
-        init=True,
+        # Our main process is process 1: nobody inside can end it, which it needs to start commands cheaply. In gVisor
+        # somebody could, so there the engine's init is, and commands are forked.
+        init=spec.is_gvisor,
         auto_remove=True,
         cap_drop=["ALL"],
         cap_add=[*CAPABILITIES, *(INSTALL_CAPABILITIES if spec.installs else ())],
@@ -72,6 +74,8 @@ def create(
         environment=image_env_names,
         user="0:0",
         working_dir="/",
+        # Process 1 takes no other signal.
+        stop_signal="SIGKILL",
         hostname="box",
         healthcheck={"test": ["NONE"]},
         labels={

@@ -32,6 +32,8 @@ MAX_EDIT_BYTES = 32 * 1024 * 1024
 MAX_CONVERTED_BYTES = 8 * 1024 * 1024
 """Of a file whose text is converted for an edit: there are several copies of it meanwhile."""
 MAX_SCAN_BYTES = 2 * 1024 * 1024 * 1024
+SMALL_BYTES = 64 * 1024
+"""Files up to this size are read where the request came in: a thread costs more."""
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISREG, "file"),
@@ -132,14 +134,26 @@ class Files:
         head = {"path": path, "kind": kind_of(status.st_mode), "size": status.st_size}
         return {**head, "version": version_of(status, "")}, b""
 
+    def read_small(self, cwd: str, frame: Frame) -> Answer | None:
+        """Lines of the file if it is a small one."""
+        return self._read(cwd, frame, is_small=True)
+
     def read(self, cwd: str, frame: Frame) -> Answer:
         """Lines of the file."""
+        answer = self._read(cwd, frame)
+        assert answer is not None
+        return answer
+
+    def _read(self, cwd: str, frame: Frame, *, is_small: bool = False) -> Answer | None:
         head = frame.head
         path = canonical(cwd, head["path"])
         first, limit = int(head["offset"]), int(head["limit"])
         if not 1 <= first <= MAX_SCAN_BYTES or not 1 <= limit <= MAX_SCAN_BYTES:
             raise Refusal(RefusalCode.INVALID_PARAM, f"offset and limit count from 1 to {MAX_SCAN_BYTES}")
         with opened(path) as (fd, status):
+            # What the kernel makes up while it is read has no size, and may keep a reader waiting.
+            if is_small and not 0 < status.st_size <= SMALL_BYTES:
+                return None
             if status.st_size > MAX_SCAN_BYTES:
                 raise Refusal(RefusalCode.TOO_LARGE, f"{path} has {status.st_size} bytes")
             window = Window(first, limit, min(max(1, int(head["max_bytes"])), MAX_READ_BYTES))

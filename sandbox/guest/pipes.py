@@ -91,11 +91,10 @@ class Pipes:
         if self._runner.is_frozen:
             raise Refusal(RefusalCode.FROZEN, "commands of this box stand still")
         argv, executables = self._runner.words_of(head["argv"])
-        env = {**self._runner.environment, "PWD": WORKSPACE, **json_env(head["env"])}
-        packed = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()]
+        env = self._runner.environment(WORKSPACE, json_env(head["env"]))
         pipe = Pipe(number, self._runner.new_marker(), head.get("errors") is True)
         pipe.has_terminal = head.get("tty") is not None
-        self._spawn(pipe, (argv, executables, packed, os.fsencode(WORKSPACE), pipe.marker), head.get("tty"))
+        self._spawn(pipe, (argv, executables, env, os.fsencode(WORKSPACE), pipe.marker), head.get("tty"))
         self._pipes[number] = pipe
         self._listen(pipe)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import marshal
 import os
 import signal
 from collections.abc import Callable
@@ -91,6 +92,8 @@ class Runner:
         self._last_marker = MARKER_BASE
         self._idle_tasks: int | None = None
         self._env = dict(_NONINTERACTIVE, PATH=DEFAULT_PATH)
+        self._packed_env = ("", b"")
+        """The last one that was packed for a command without variables of its own, and for which directory."""
         self.shell = find_shell()
         self.is_frozen = False
 
@@ -99,16 +102,20 @@ class Runner:
         image = {name: value for name, value in image.items() if name != "LANG"}
         # Without SHELL a shell looks its user up, which costs another tenth.
         self._env = {"PATH": DEFAULT_PATH, **image, **_NONINTERACTIVE, "SHELL": self.shell_name, **wanted}
+        self._packed_env = ("", b"")
 
     @property
     def shell_name(self) -> str:
         """What commands are told of the shell; a program of many names is told which to be."""
         return self.shell if self.shell and not self.shell.endswith("busybox") else "/bin/sh"
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What commands see."""
-        return self._env
+    def environment(self, cwd: str, wanted: dict[str, str]) -> bytes:
+        """What a command sees that starts in this directory, packed for the spawner."""
+        if wanted:
+            return marshal.dumps({**self._env, "PWD": cwd, **wanted})
+        if self._packed_env[0] != cwd:
+            self._packed_env = cwd, marshal.dumps({**self._env, "PWD": cwd})
+        return self._packed_env[1]
 
     def new_marker(self) -> int:
         """A marker for the processes of one more command."""
@@ -127,15 +134,11 @@ class Runner:
             raise Refusal(RefusalCode.FROZEN, "commands of this box stand still")
         cwd = os.path.join(session.cwd, head["cwd"]) if head["cwd"] else session.cwd
         argv, executables = self._argv(head["argv"], frame.body)
-        env = {**self._env, "PWD": cwd, **head["env"]}
-        packed = (
-            [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in env.items()],
-            os.fsencode(cwd),
-        )
+        env = self.environment(cwd, json_env(head["env"]))
         command = self._command(call, frame)
         command.oom_kills_before = self._kernel.oom_kills()
         command.refused_tasks_before = self._kernel.refused_tasks()
-        self._spawn(command, (argv, executables, *packed))
+        self._spawn(command, (argv, executables, env, os.fsencode(cwd)))
         self._running[call.mark.key] = command
         if command.stays:
             command.arm(self._loop, START_S, lambda: self._finish(command))
@@ -180,8 +183,9 @@ class Runner:
             if b"\0" in body:
                 raise Refusal(RefusalCode.INVALID_PARAM, "the command has a NUL byte")
             shell = self.shell.encode()
-            name = [b"sh"] if shell.endswith(b"busybox") else [os.path.basename(shell)]
-            return [*name, b"-c", WRAPPER.encode(), *name, body], [shell]
+            # By its path, else bash looks itself up; what it says of itself begins with the short name.
+            called = b"sh" if shell.endswith(b"busybox") else shell
+            return [called, b"-c", WRAPPER.encode(), os.path.basename(called), body], [shell]
         packed = [os.fsencode(text) for text in argv]
         if not packed or any(b"\0" in text for text in packed):
             raise Refusal(RefusalCode.INVALID_PARAM, "argv is empty or has a NUL byte")
@@ -192,8 +196,8 @@ class Runner:
     def _spawn(self, command: Command, what: tuple[Any, ...]) -> None:
         pipes: list[int] = []
         try:
-            for _ in range(3):
-                pipes += os.pipe2(os.O_CLOEXEC)
+            for flags in (0, 0, os.O_NONBLOCK):
+                pipes += os.pipe2(os.O_CLOEXEC | flags)
             self._spawner.spawn(
                 (*what, command.marker), (pipes[1], pipes[3], pipes[5]), lambda ended: self._end(command, ended, what)
             )
@@ -354,6 +358,10 @@ def json_env(value: Any) -> dict[str, str]:
     Raises:
         Refusal: it is not a map of text to text.
     """
-    if not isinstance(value, dict) or not all(isinstance(text, str) and "\0" not in text for text in value.values()):
+    if not isinstance(value, dict) or not all(_is_variable(name, text) for name, text in value.items()):
         raise Refusal(RefusalCode.INVALID_PARAM, f"not an environment: {json.dumps(value)[:200]}")
     return value
+
+
+def _is_variable(name: str, text: object) -> bool:
+    return name != "" and "=" not in name and "\0" not in name and isinstance(text, str) and "\0" not in text

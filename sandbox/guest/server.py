@@ -200,8 +200,11 @@ class Server:
         self._loop.after(self._check_every_s, self._check)
 
     def _hello(self, request_id: int, frame: Frame) -> None:
-        if frame.head.get("image_env") is not None:
-            self._runner.set_environment(json_env(frame.head["image_env"]), json_env(frame.head["env"]))
+        of_image = frame.head.get("image_env")
+        if of_image is not None:
+            # An image may have a variable without a name, which no program is given.
+            of_image = {name: text for name, text in of_image.items() if name}
+            self._runner.set_environment(json_env(of_image), json_env(frame.head["env"]))
         if frame.head.get("egress") is True:
             self._egress.listen()
         head = {
@@ -269,7 +272,11 @@ class Server:
         if not mark.join:
             self._calls.begin_step(mark.session, mark.generation, mark.step)
         cwd = self._calls.session(mark.session).cwd
-        self._in_pool(lambda: self._files.read(cwd, frame), lambda answer: self._answer(request_id, answer))
+        small = self._files.read_small(cwd, frame)
+        if small is not None:
+            self._answer(request_id, small)
+        else:
+            self._in_pool(lambda: self._files.read(cwd, frame), lambda answer: self._answer(request_id, answer))
 
     def _change(self, request_id: int, frame: Frame, change: Callable[[str, Frame], Answer]) -> None:
         call = self._calls.claim(Mark(frame.head), request_id)

@@ -1,16 +1,20 @@
 """The main process of the box: starts the guest and every command, and ends the box.
 
-Forking costs by the size of the process, so this one stays tiny: builtin modules only, nothing of ours. It runs as
-root; the guest asks over a SOCK_SEQPACKET pair, one marshalled tuple a message:
+Forking costs by the size of the process, so this one stays tiny: builtin modules only, nothing of ours. Where it is
+process 1 it does not fork at all: a command then comes to be while this process has the agent as its real user, which
+the command's process becomes before it executes (`resetids`). Anybody else could be killed meanwhile; process 1 gets no
+signal from within its box that it does not handle. It runs as root; the guest asks over a SOCK_SEQPACKET pair, one
+marshalled tuple a message:
 
 - `("spawn", id, argv, executables, env, cwd, marker)` with three descriptors (stdout, stderr, cwd report), or a fourth
-  for standard input, which is empty otherwise; one that is a terminal becomes the command's own
+  for standard input, which is empty otherwise; one that is a terminal becomes the command's own. The variables are
+  marshalled by themselves, as most commands have those of the one before
 - `("beat",)` – the host is alive; without it the dead-man alarm ends the box
 - `("knock", path)` – connect to the worker's socket, which only root may
 - back: `("exit", id, wait status, exec error bytes)`, `("failed", id, errno, what)`, or `("knocked", 0, errno, "")`,
   with the connection when errno is 0
 
-When the guest ends, this process ends, and with it (under the container's init) the box.
+When the guest ends, this process ends, and with it the box.
 """
 
 from __future__ import annotations
@@ -18,9 +22,11 @@ from __future__ import annotations
 import _posixsubprocess
 import _signal  # type: ignore[import-not-found]
 import _socket
+import errno
 import marshal
 import posix
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,8 +39,15 @@ FDS_PER_SPAWN = 4
 TIOCSCTTY = 0x540E
 """Source: asm-generic/ioctls.h."""
 
+INIT = 1
+NO_PROCESS_LEFT = (errno.EAGAIN, errno.ENOMEM)
+DEAD_MAN_EXIT = 142
+"""What the host knows a box by that ended because nothing was heard: that of a process which an alarm ends."""
+RESTORED = (_signal.SIGPIPE, _signal.SIGXFSZ)
+"""Signals that Python ignores."""
+
 Waiting = dict[int, tuple[int, int]]
-"""Process id → (id of the spawn, read end of its exec error pipe)."""
+"""Process id → (id of the spawn, read end of its exec error pipe or -1)."""
 
 
 # What subprocess itself calls; its stub knows no None.
@@ -49,8 +62,14 @@ class Spawner:
         self.gid = gid
         self.dead_man_s = dead_man_s
         self.waiting: Waiting = {}
+        self.is_init = posix.getpid() == INIT
+        self.env_text = b""
+        self.env: dict[str, str] = {}
+        """Of the last command: most have the same."""
+        self.env_words: list[bytes] = []
         self.guest_pid = 0
         self.exit_code = 1
+        self.dead_at = 0.0
         self.null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
         # The number is kept taken, so that no received descriptor ever has it.
         posix.dup2(self.null, REPORT_FD, False)
@@ -81,8 +100,7 @@ class Spawner:
     def serve(self) -> None:
         """Answer until the guest is gone."""
         space = _socket.CMSG_SPACE(4 * FDS_PER_SPAWN)
-        # Nobody handles the alarm: its default action ends this process, and so the box.
-        _signal.alarm(self.dead_man_s)
+        self.stay_alive()
         while True:
             data, ancillary, _, _ = self.socket.recvmsg(MAX_MESSAGE_BYTES, space, _socket.MSG_CMSG_CLOEXEC)
             if len(data) <= 1:
@@ -95,45 +113,116 @@ class Spawner:
             elif message[0] == "knock":
                 self.knock(message[1])
             else:
-                _signal.alarm(self.dead_man_s)
+                self.stay_alive()
                 self.reap()
+
+    def stay_alive(self) -> None:
+        """The host was heard: end the box only when so long nothing more is."""
+        self.dead_at = time.monotonic() + self.dead_man_s
+        _signal.alarm(self.dead_man_s)
+
+    def die_if_late(self) -> None:
+        """End the box unless the alarm was somebody's in the box who let it ring."""
+        if time.monotonic() >= self.dead_at:
+            posix._exit(DEAD_MAN_EXIT)
 
     def spawn(self, message: Any, fds: bytes) -> None:
         """Start one command, or report why not."""
         _, spawn_id, argv, executables, env, cwd, marker = message
+        self.take_env(env)
         given = [int.from_bytes(fds[i : i + 4], sys.byteorder) for i in range(0, len(fds), 4)]
         out, err, report = given[:3]
         stdin = given[3] if len(given) > 3 else self.null
-        before = take_terminal if len(given) > 3 and posix.isatty(stdin) else None
-        errors, errors_end = posix.pipe2(posix.O_CLOEXEC)
+        has_terminal = len(given) > 3 and posix.isatty(stdin)
         what = "cwd"
         try:
             self.enter(cwd)
             what = "fork"
-            posix.dup2(report, REPORT_FD, True)
             posix.pwrite(self.oom_fd, b"1000", 0)
-            # Without a switch of user the child can share this process's memory until it execs (vfork), which takes a
-            # third less; the marker then comes from this process, since a vfork must change nothing.
-            gid, groups, uid = (self.gid, [marker], self.uid) if self.uid else (None, None, None)
-            if not self.uid:
-                self.mark([marker])
-            pid: int = fork_exec(
-                argv, executables, False, (), None, env, stdin, -1, -1, out, -1, err, errors, errors_end,
-                True, True, -1, gid, groups, uid, 0o022, before, True,
-            )  # fmt: skip
-        except OSError as error:
-            posix.close(errors)
-            self.socket.send(marshal.dumps(("failed", spawn_id, error.errno, what)))
-        else:
-            self.waiting[pid] = (spawn_id, errors)
+            self.mark([marker])
+            if self.uid and self.is_init and not has_terminal:
+                what = "exec"
+                self.start(spawn_id, (argv, executables), (stdin, out, err, report))
+            else:
+                self.fork(spawn_id, (argv, executables), (stdin, out, err, report), has_terminal)
+        except (OSError, ValueError) as error:
+            # No words of a command that no program can be given are an OSError.
+            number = error.errno or errno.EIO if isinstance(error, OSError) else errno.EINVAL
+            if number in NO_PROCESS_LEFT and what == "exec":
+                what = "fork"
+            self.socket.send(marshal.dumps(("failed", spawn_id, number, what)))
         finally:
-            for fd in (*given, errors_end):
+            for fd in given:
                 posix.close(fd)
-            if what == "fork":
-                if not self.uid:
-                    self.mark([])
+            if what != "cwd":
+                self.mark([])
                 posix.pwrite(self.oom_fd, self.own_oom_score, 0)
-                posix.dup2(self.null, REPORT_FD, False)
+
+    def take_env(self, text: bytes) -> None:
+        """Have the variables for the next command."""
+        if text != self.env_text:
+            self.env_text, self.env = text, marshal.loads(text)
+            self.env_words = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in self.env.items()]
+
+    def start(self, spawn_id: int, what: Any, fds: tuple[int, int, int, int]) -> None:
+        """Start a command as the agent in this process's memory (vfork): that takes a third of what a fork takes.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: its words or variables have NUL characters.
+        """
+        argv, executables = what
+        files = [(posix.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(fds, (0, 1, 2, REPORT_FD), strict=True)]
+        failure: OSError | None = None
+        self.let_in(self.uid, self.gid)
+        try:
+            for path in executables:
+                try:
+                    pid = posix.posix_spawn(
+                        path, argv, self.env, file_actions=files, setsid=True, resetids=True, setsigdef=RESTORED
+                    )
+                except OSError as error:
+                    if error.errno in NO_PROCESS_LEFT:
+                        raise
+                    if failure is None or failure.errno in (errno.ENOENT, errno.ENOTDIR):
+                        failure = error
+                else:
+                    self.waiting[pid] = (spawn_id, -1)
+                    return
+        finally:
+            self.let_in(0, 0)
+        raise failure or OSError(errno.ENOENT, "there is no such program")
+
+    def let_in(self, uid: int, gid: int) -> None:
+        """Have this user for the real one; the effective and the saved one stay root."""
+        posix.setresgid(gid, 0, 0)
+        posix.setresuid(uid, 0, 0)
+
+    def fork(self, spawn_id: int, what: Any, fds: tuple[int, int, int, int], has_terminal: bool) -> None:
+        """Start a command by a fork, which can take a terminal, and switches user also where an agent could kill us.
+
+        Without either the process shares this one's memory until it executes, too.
+
+        Raises:
+            OSError: there is no process left.
+        """
+        argv, executables = what
+        stdin, out, err, report = fds
+        errors, errors_end = posix.pipe2(posix.O_CLOEXEC)
+        gid, uid = (self.gid, self.uid) if self.uid else (None, None)
+        try:
+            posix.dup2(report, REPORT_FD, True)
+            pid: int = fork_exec(
+                argv, executables, False, (), None, self.env_words, stdin, -1, -1, out, -1, err, errors, errors_end,
+                True, True, -1, gid, None, uid, 0o022, take_terminal if has_terminal else None, True,
+            )  # fmt: skip
+        except BaseException:
+            posix.close(errors)
+            raise
+        finally:
+            posix.close(errors_end)
+            posix.dup2(self.null, REPORT_FD, False)
+        self.waiting[pid] = (spawn_id, errors)
 
     def knock(self, path: str) -> None:
         """Connect to a socket, never waiting, and pass the connection to the guest."""
@@ -150,7 +239,7 @@ class Spawner:
         door.close()
 
     def mark(self, groups: list[int]) -> None:
-        """Have what is forked next known by these groups."""
+        """Have what is started next known by these groups."""
         posix.setgroups(groups)
 
     def enter(self, cwd: bytes) -> None:
@@ -180,8 +269,10 @@ class Spawner:
                 return True
             if pid in self.waiting:
                 spawn_id, errors = self.waiting.pop(pid)
-                text = posix.read(errors, 1024)
-                posix.close(errors)
+                text = b""
+                if errors >= 0:
+                    text = posix.read(errors, 1024)
+                    posix.close(errors)
                 self.socket.send(marshal.dumps(("exit", spawn_id, status, text)))
 
 
@@ -240,7 +331,12 @@ def main() -> None:
     """argv: agent's uid, gid, dead-man seconds, then the guest's own command line."""
     uid, gid, dead_man_s = (int(text) for text in sys.argv[1:4])
     make_home(uid, gid)
+    posix.umask(0o022)
     spawner = Spawner(uid, gid, dead_man_s)
+    if spawner.is_init:
+        # What is not handled does not reach process 1: not the default action of the alarm either.
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        _signal.signal(_signal.SIGALRM, lambda *_: spawner.die_if_late())
     spawner.start_guest([text.encode("utf-8", "surrogateescape") for text in sys.argv[4:]])
     spawner.serve()
     posix._exit(spawner.exit_code & 255)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from sandbox.box import Box
+from sandbox.errors import GuestRefused
 from sandbox.requests import RunAnswer
 from tests.sandbox.asking import is_alive
 
@@ -54,6 +55,47 @@ def test_kill_minus_one_ends_only_the_agents_own(run: Run, box: Box) -> None:
     assert run("echo next").stdout.head == b"next\n"
     run("for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done", timeout_ms=10_000)
     assert run("echo next").stdout.head == b"next\n"
+
+
+BEATER = """python3 - >/dev/null 2>&1 <<'END' &
+import os
+while True:
+    for number in range(1, 65):
+        for pid in range(1, 10):
+            try:
+                os.kill(pid, number)
+            except OSError:
+                pass
+END
+"""
+
+
+def test_nobody_can_end_the_main_process_even_while_it_starts_a_command(
+    fresh_box: Callable[..., Box], shell: Callable[[Box], Run]
+) -> None:
+    run = shell(fresh_box())
+    assert run("readlink /proc/1/exe").exit_code != 0
+    assert run(BEATER, timeout_ms=20_000).left_running
+    for number in range(60):
+        assert run(f"echo {number}", timeout_ms=20_000).stdout.head == b"%d\n" % number
+
+
+def test_a_command_has_the_agents_rights_for_good(run: Run, box: Box) -> None:
+    lines = run("cat /proc/self/status").stdout.text().splitlines()
+    fields = {name: values.split() for name, values in (line.split(":", 1) for line in lines)}
+    # Real, effective, saved and for files: with any that is root's it could become root again.
+    assert fields["Uid"] == [str(box.info.uid)] * 4
+    assert fields["Gid"] == [str(box.info.gid)] * 4
+    assert len(fields["Groups"]) == 1
+    assert run("ulimit -Sn; umask; kill -l $(( 1 + 128 + 12 ))").stdout.text().splitlines()[1:] == ["0022", "PIPE"]
+
+
+def test_variables_that_are_none_are_refused_and_the_box_goes_on(run: Run) -> None:
+    for env in ({"A": "x\0y"}, {"A\0B": "x"}):
+        with pytest.raises(GuestRefused):
+            run("true", env=env)
+    assert run("echo $A", env={"A": "b"}).stdout.head == b"b\n"
+    assert run("echo ${A-none}").stdout.head == b"none\n"
 
 
 def test_binary_output_is_counted_and_decoded_with_replacement(run: Run) -> None:
