@@ -145,8 +145,8 @@ def parse_run(frame: Frame, keep_bytes: int) -> RunAnswer:
         streamed=_flag(head, "streamed"),
         stream_cut=head.get("stream_cut") is True,
         # An older guest says nothing of the two.
-        refused_tasks=_number({"refused_tasks": 0, **head}, "refused_tasks"),
-        full=_places({"full": [], **head}, "full"),
+        refused_tasks=_number(head, "refused_tasks") if "refused_tasks" in head else 0,
+        full=_places(head, "full") if "full" in head else (),
     )
 
 
@@ -219,7 +219,7 @@ def parse_read(frame: Frame, max_bytes: int) -> ReadAnswer:
         partial=_flag(head, "partial"),
         line_cut=_flag(head, "line_cut"),
         # An older guest says nothing of it.
-        encoding=_encoding({"encoding": "", **head}, "encoding"),
+        encoding=_encoding(head, "encoding") if "encoding" in head else "",
     )
 
 

@@ -57,6 +57,9 @@ HOME = "/home/agent"
 RG = GUEST_FOLDER + "/bin/rg"
 
 _PREFIX = struct.Struct(">II")
+# Made once: the functions of the module make one for each text.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+_DECODER = json.JSONDecoder()
 
 
 class Op(StrEnum):
@@ -211,7 +214,7 @@ def encode(head: dict[str, Any], body: bytes = b"") -> bytes:
     Raises:
         FrameTooLarge: head or body are beyond their limits.
     """
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = _ENCODER.encode(head).encode()
     if len(text) > MAX_HEAD_BYTES or len(body) > MAX_BODY_BYTES:
         raise FrameTooLarge(f"head of {len(text)} and body of {len(body)} bytes")
     return b"".join((_PREFIX.pack(len(text), len(body)), text, body))
@@ -231,6 +234,12 @@ class Decoder:
             FrameTooLarge: a length beyond its limit was announced (nothing is buffered for it).
             MalformedFrame: a head is not one JSON object.
         """
+        if not self._buffer and len(data) >= _PREFIX.size:
+            # Most often one whole frame comes at once.
+            head_size, body_size = _PREFIX.unpack_from(data)
+            if len(data) == _PREFIX.size + head_size + body_size and _is_allowed(head_size, body_size):
+                body_start = _PREFIX.size + head_size
+                return [Frame(_parse_head(data[_PREFIX.size : body_start]), data[body_start:])]
         buffer = self._buffer
         buffer += data
         frames: list[Frame] = []
@@ -240,7 +249,7 @@ class Decoder:
             if left < self._needed or left < _PREFIX.size:
                 break
             head_size, body_size = _PREFIX.unpack_from(buffer, position)
-            if head_size > MAX_HEAD_BYTES or body_size > MAX_BODY_BYTES:
+            if not _is_allowed(head_size, body_size):
                 raise FrameTooLarge(f"announced head of {head_size} and body of {body_size} bytes")
             whole = _PREFIX.size + head_size + body_size
             if left < whole:
@@ -263,9 +272,16 @@ class Decoder:
         return len(self._buffer)
 
 
-def _parse_head(text: bytes) -> dict[str, Any]:
+def _is_allowed(head_size: int, body_size: int) -> bool:
+    return head_size <= MAX_HEAD_BYTES and body_size <= MAX_BODY_BYTES
+
+
+def _parse_head(data: bytes) -> dict[str, Any]:
     try:
-        head = json.loads(text)
+        text = data.decode()
+        head, end = _DECODER.raw_decode(text)
+        if end != len(text):
+            raise ValueError(f"something follows it at {end}")
     except (ValueError, RecursionError) as error:
         raise MalformedFrame(f"head is not JSON: {error}") from None
     if not isinstance(head, dict):

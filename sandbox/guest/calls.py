@@ -79,7 +79,10 @@ class Calls:
 
     def session(self, name: str) -> Session:
         """The session, made when it is new."""
-        return self._sessions.setdefault(name, Session())
+        session = self._sessions.get(name)
+        if session is None:
+            session = self._sessions[name] = Session()
+        return session
 
     def begin_step(self, name: str, generation: int, step: int) -> None:
         """Take note of the session's step; answers of earlier ones are dropped.

@@ -35,9 +35,8 @@ class Capture:
             return bytes(self._head + self._tail), b""
         return bytes(self._head), bytes(self._tail[len(self._tail) - self._keep :]) if self._keep else b""
 
-    def summary(self) -> dict[str, int]:
+    def summary(self, head: bytes, tail: bytes) -> dict[str, int]:
         """Counts and the sizes of the parts, for the head of the answer."""
-        head, tail = self.parts()
         return {
             "head": len(head),
             "tail": len(tail),

@@ -123,7 +123,7 @@ class Output:
         return len(data)
 
     def _end(self, fd: int) -> None:
-        self._loop.unwatch(fd)
+        self._loop.forget(fd)
         os.close(fd)
         del self._fds[fd]
 
@@ -219,7 +219,6 @@ class Command:
         """Read the report of the shell, once, and set the session's cwd by it."""
         if self.report_fd < 0:
             return
-        os.set_blocking(self.report_fd, False)
         try:
             text = os.read(self.report_fd, 8192)
         except OSError:
@@ -227,8 +226,11 @@ class Command:
         os.close(self.report_fd)
         self.report_fd = -1
         path = text[:-1] if text.endswith(b"\n") else b""
-        if self.keeps_cwd and path.startswith(b"/") and len(path) <= 4096 and os.path.isdir(path):
-            self.session.cwd = os.fsdecode(path)
+        if not self.keeps_cwd or not path.startswith(b"/") or len(path) > 4096:
+            return
+        cwd = os.fsdecode(path)
+        if cwd != self.session.cwd and os.path.isdir(path):
+            self.session.cwd = cwd
 
     def end(self) -> dict[str, int | None]:
         """Exit code and signal of the command's own process; neither while its end was not seen."""
@@ -259,8 +261,9 @@ class Command:
         }
         body = b""
         for name, capture in zip(STREAM_NAMES, self.output.captures, strict=True):
-            head[name] = capture.summary()
-            body += b"".join(capture.parts())
+            first, last = capture.parts()
+            head[name] = capture.summary(first, last)
+            body += first + last
         return head, body
 
 

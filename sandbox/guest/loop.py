@@ -48,6 +48,10 @@ class Loop:
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def forget(self, fd: int) -> None:
+        """Stop watching a descriptor that is closed right after, and that nobody else has: the kernel then does too."""
+        self._watched.pop(fd, None)
+
     def after(self, delay_s: float, callback: Callback) -> Timer:
         """Call back once in so many seconds."""
         timer = Timer(time.monotonic() + delay_s, callback)

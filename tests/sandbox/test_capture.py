@@ -13,7 +13,7 @@ def test_head_tail_and_counts_are_those_of_the_whole(chunks: list[bytes], keep: 
         capture.add(chunk)
     whole = b"".join(chunks)
     head, tail = capture.parts()
-    summary = capture.summary()
+    summary = capture.summary(head, tail)
     assert summary["bytes"] == len(whole)
     assert summary["lines"] == whole.count(b"\n") + (whole != b"" and not whole.endswith(b"\n"))
     assert (summary["head"], summary["tail"]) == (len(head), len(tail))
