@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.box import Box
+from sandbox.engine import DockerEngine
 from sandbox.engine_api import Engine
 from sandbox.process_engine import ProcessEngine
 from sandbox.requests import RunAnswer
@@ -27,6 +28,9 @@ ENGINES = (
     pytest.param(RUNTIME, id="gvisor", marks=pytest.mark.docker),
 )
 """Which engine, and on which runtime. Boxes of root are tested beside: their engine and guest are the same."""
+RELAYED = "relayed"
+OF_LINKS = ("test_links", "test_pipes")
+"""Tests of what a link carries: also with an executed relay where a guest could come by itself; gVisor has no other."""
 _directories = itertools.count(1)
 
 
@@ -39,7 +43,20 @@ def process_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process
     assert engine.records() == []
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine_and_spec" in metafunc.fixturenames:
+        is_of_links = metafunc.module.__name__.rpartition(".")[2] in OF_LINKS
+        relayed = (pytest.param(RELAYED, id=RELAYED, marks=pytest.mark.docker),) if is_of_links else ()
+        metafunc.parametrize("engine_and_spec", (*ENGINES, *relayed), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="session")
+def relayed_engine(make_engine: Callable[..., DockerEngine]) -> DockerEngine:
+    """An engine whose boxes have no doors."""
+    return make_engine(RELAYED, has_doors=False)
+
+
+@pytest.fixture(scope="module")
 def engine_and_spec(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Engine, Callable[[], BoxSpec]]:
@@ -48,6 +65,8 @@ def engine_and_spec(
     if kind == PROCESSES:
         return request.getfixturevalue("process_engine"), lambda: process_spec(tmp_path_factory.mktemp("box"))
     make_spec = request.getfixturevalue("make_spec")
+    if kind == RELAYED:
+        return request.getfixturevalue("relayed_engine"), make_spec
     fields = {"runtime": RUNTIME} if kind == RUNTIME else {"uid": kind}
     return request.getfixturevalue("engine"), lambda: make_spec(**fields)
 
