@@ -25,7 +25,7 @@ from coordinator.session.call_events import (
     CallStarted,
     TodosWritten,
 )
-from coordinator.session.events import ChildEvent, Event
+from coordinator.session.events import CallEvent, ChildEvent, Event, SessionEvent, StepEvent
 from coordinator.session.session_events import (
     BoxReplaced,
     ChildEnded,
@@ -86,75 +86,16 @@ class Timeline:
             is_live = stream.isatty() and not Console(file=stream).is_dumb_terminal
         self._show: _Live | _Plain = _Live(stream, clock) if is_live else _Plain(stream)
 
-    def __call__(self, event: Event) -> None:  # noqa: C901 - one branch for each kind of event
+    def __call__(self, event: Event) -> None:
         """Shows one event."""
-        width = self._show.width
-        match event:
-            case SessionStarted():
-                self._started_s = self._clock()
-                self._show.lines(wording.started(event, width))
-            case SessionResumed():
-                self._started_s = self._clock()
-                self._show.lines(wording.resumed(event))
-            case SessionForked():
-                self._show.lines(wording.forked(event))
-            case SessionPlaced() | ToolsShown() | ReplyTaken():
-                pass  # for readers of the transcript
-            case UserMessage():
-                self._show.lines(wording.user_message(event))
-            case TurnEnded():
-                self._show.end()
-                self._show.lines(wording.turn_ended(event, width))
-                self._told = event.text
-                self._show.stop()
-            case StepStarted():
-                self._show.step(event.step)
-            case TextDelta():
-                self._show.delta(event.text)
-            case ModelReplied():
-                self._replied(event)
-            case RequestFailed():
-                # What was shown of this reply is void: it is asked for again.
-                self._show.drop_text()
-                self._show.lines(wording.request_failed(event))
-            case CallsWritten():
-                self._show.lines([wording.calls_written(event)])
-            case CallStarted():
-                self._show.running(event)
-            case CallFinished():
-                self._show.finished(event, wording.call_finished(event, width))
-            case AnswerShortened():
-                pass  # what was cut of a call is on its line; the step's own cut is the transcript's matter
-            case ApprovalAsked():
-                self._show.lines(wording.approval_asked(event, width))
-            case ApprovalAnswered():
-                self._show.lines(wording.approval_answered(event, width))
-            case TodosWritten():
-                self._show.lines(wording.todos_written(event, width))
-            case BoxReplaced():
-                self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
-            case ContextCompacted():
-                self._show.lines([wording.context_compacted(event)])
-            case SystemWritten() | TokensSpent():
-                pass  # for readers of the transcript
-            case LimitsChanged():
-                self._show.lines([wording.limits_changed(event)])
-            case ChildStarted():
-                self._show.lines(wording.child_started(event, width))
-            case ChildEvent():
-                self._child(event)
-            case ChildEnded():
-                self._speaker = ""
-                self._show.lines(wording.child_ended(event, width))
-            case Notice():
-                # A warning while text comes means that this text is void: its reply is asked for again.
-                if event.level != "info":
-                    self._show.drop_text()
-                self._show.lines([Line(visible(event.text), _NOTICE_STYLES[event.level])])
-            case SessionEnded():
-                self._ended(event)
-            case _:
-                assert_never(event)
+        if isinstance(event, SessionEvent):
+            self._of_session(event)
+        elif isinstance(event, StepEvent):
+            self._of_step(event)
+        elif isinstance(event, CallEvent):
+            self._of_call(event)
+        else:
+            self._child(event)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -168,6 +109,84 @@ class Timeline:
     def close(self) -> None:
         """Gives the terminal back; may be called again."""
         self._show.stop()
+
+    def _of_session(self, event: SessionEvent) -> None:  # noqa: C901 - one branch for each kind of event
+        width = self._show.width
+        match event:
+            case SessionStarted():
+                self._started_s = self._clock()
+                self._show.lines(wording.started(event, width))
+            case SessionResumed():
+                self._started_s = self._clock()
+                self._show.lines(wording.resumed(event))
+            case SessionForked():
+                self._show.lines(wording.forked(event))
+            case SessionPlaced() | SystemWritten():
+                pass  # for readers of the transcript
+            case LimitsChanged():
+                self._show.lines([wording.limits_changed(event)])
+            case TurnEnded():
+                self._show.end()
+                self._show.lines(wording.turn_ended(event, width))
+                self._told = event.text
+                self._show.stop()
+            case BoxReplaced():
+                self._show.lines([Line(f"  ! the box was replaced: {visible(event.reason)}", "yellow")])
+            case ChildStarted():
+                self._show.lines(wording.child_started(event, width))
+            case ChildEnded():
+                self._speaker = ""
+                self._show.lines(wording.child_ended(event, width))
+            case Notice():
+                # A warning while text comes means that this text is void: its reply is asked for again.
+                if event.level != "info":
+                    self._show.drop_text()
+                self._show.lines([Line(visible(event.text), _NOTICE_STYLES[event.level])])
+            case SessionEnded():
+                self._ended(event)
+            case _:
+                assert_never(event)
+
+    def _of_step(self, event: StepEvent) -> None:
+        match event:
+            case StepStarted():
+                self._show.step(event.step)
+            case TextDelta():
+                self._show.delta(event.text)
+            case ModelReplied():
+                self._replied(event)
+            case RequestFailed():
+                # What was shown of this reply is void: it is asked for again.
+                self._show.drop_text()
+                self._show.lines(wording.request_failed(event))
+            case CallsWritten():
+                self._show.lines([wording.calls_written(event)])
+            case UserMessage():
+                self._show.lines(wording.user_message(event))
+            case ContextCompacted():
+                self._show.lines([wording.context_compacted(event)])
+            case ReplyTaken() | ToolsShown() | TokensSpent():
+                pass  # for readers of the transcript
+            case _:
+                assert_never(event)
+
+    def _of_call(self, event: CallEvent) -> None:
+        width = self._show.width
+        match event:
+            case CallStarted():
+                self._show.running(event)
+            case CallFinished():
+                self._show.finished(event, wording.call_finished(event, width))
+            case AnswerShortened():
+                pass  # what was cut of a call is on its line; the step's own cut is the transcript's matter
+            case ApprovalAsked():
+                self._show.lines(wording.approval_asked(event, width))
+            case ApprovalAnswered():
+                self._show.lines(wording.approval_answered(event, width))
+            case TodosWritten():
+                self._show.lines(wording.todos_written(event, width))
+            case _:
+                assert_never(event)
 
     def _replied(self, event: ModelReplied) -> None:
         self._show.replied()

@@ -63,37 +63,40 @@ class ChildEvent(EventFields):
     """What happened in it."""
 
 
-Event = (
+SessionEvent = (
     SessionStarted
-    | SystemWritten
-    | ContextCompacted
-    | TokensSpent
-    | LimitsChanged
     | SessionResumed
     | SessionForked
     | SessionPlaced
-    | ToolsShown
-    | UserMessage
-    | ReplyTaken
+    | SystemWritten
+    | LimitsChanged
     | TurnEnded
-    | StepStarted
-    | TextDelta
-    | ModelReplied
-    | RequestFailed
-    | CallsWritten
-    | CallStarted
-    | CallFinished
-    | AnswerShortened
-    | ApprovalAsked
-    | ApprovalAnswered
-    | TodosWritten
     | BoxReplaced
     | ChildStarted
-    | ChildEvent
     | ChildEnded
     | Notice
     | SessionEnded
 )
+"""What becomes of the session as a whole."""
+
+StepEvent = (
+    StepStarted
+    | TextDelta
+    | ModelReplied
+    | RequestFailed
+    | CallsWritten
+    | ReplyTaken
+    | UserMessage
+    | ToolsShown
+    | ContextCompacted
+    | TokensSpent
+)
+"""What is said between session, model and people."""
+
+CallEvent = CallStarted | CallFinished | AnswerShortened | ApprovalAsked | ApprovalAnswered | TodosWritten
+"""What becomes of the calls of a step."""
+
+Event = SessionEvent | StepEvent | CallEvent | ChildEvent
 """Any event."""
 
 
