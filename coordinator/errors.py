@@ -9,6 +9,7 @@ SandhogError
 │   └── ReplyBroken        its answer was cut or is not the protocol
 ├── ClusterBroken          the embedded Redis or worker is gone for good: the session ends
 ├── NoBox                  no node, no place or no box for a session: it fails before any call ran
+│   └── NodeTrouble        its node, or the engine there, could not do it now: another try may have it
 ├── ChannelOver            a terminal's channel into a box has ended
 ├── NotCopied              a file or directory was not copied into a box or out of it
 ├── LostSession            another coordinator has the session now: this one writes nothing more
@@ -85,6 +86,10 @@ class ClusterBroken(SandhogError):
 
 class NoBox(SandhogError):
     """The session cannot have a box; the message says why and what to do."""
+
+
+class NodeTrouble(NoBox):
+    """The node was away or its engine failed: nothing is wrong with the session, and it is asked for again."""
 
 
 class ChannelOver(SandhogError):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 
 import docker
 import requests.exceptions
@@ -32,7 +33,8 @@ def translated(what: str) -> Iterator[None]:
     except requests.exceptions.ConnectionError as error:
         raise EngineAway(f"{what}: {error}") from error
     except FOREIGN as error:
-        raise EngineUnavailable(f"{what}: {error}") from error
+        is_refusal = isinstance(error, APIError) and error.status_code == HTTPStatus.BAD_REQUEST
+        raise EngineUnavailable(f"{what}: {error}", is_refusal=is_refusal) from error
 
 
 def state_of(client: docker.APIClient, name: str) -> str | None:

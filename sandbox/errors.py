@@ -58,7 +58,16 @@ class GuestRefused(SandboxError):
 
 
 class EngineUnavailable(SandboxError):
-    """The container engine cannot be reached or failed a request. Trying again later may help."""
+    """The container engine cannot be reached or failed a request. Trying again later may help.
+
+    Args:
+        message: What was asked of it, and its words.
+        is_refusal: It does not take such a request: the same one is refused the next time.
+    """
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 class EngineAway(EngineUnavailable):

@@ -1,5 +1,6 @@
 """What the engine says of itself and its machine, asked once: engine → **machine** → creation, proofs."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ class Machine:
     """Where the engine keeps images and containers."""
     options: frozenset[str]
     """The engine's security options by name: seccomp, apparmor, userns, rootless, selinux, …"""
+    host: str = ""
+    """Tells this machine from others, also from copies of it: directories of the one are not on the other."""
 
 
 def parse_machine(info: dict[str, Any]) -> Machine:
@@ -49,6 +52,7 @@ def parse_machine(info: dict[str, Any]) -> Machine:
         cpus=int(info.get("NCPU") or 1),
         data_dir=Path(info.get("DockerRootDir") or "/"),
         options=frozenset(option.removeprefix("name=").partition(",")[0] for option in options),
+        host=hashlib.sha256(f"{info.get('ID', '')} {info.get('Name', '')}".encode()).hexdigest()[:16],
     )
 
 

@@ -134,7 +134,7 @@ class Boxes:
         seat = self._seat(order.session)
         with seat.lock:
             if self._is_closed:
-                raise BoxUnavailable("the node is ending")
+                raise BoxUnavailable("the node is ending", is_passing=True)
             # A message that was late, or sent twice, must not start a box that nobody ends.
             if order.generation <= self._finished.get(order.session, 0):
                 raise BoxUnavailable("the session has ended")
@@ -316,7 +316,7 @@ class Boxes:
         assert seat.box is not None
         with self._guard:
             if self._is_closed:
-                raise BoxUnavailable("the node is ending")
+                raise BoxUnavailable("the node is ending", is_passing=True)
             self._checked_boxes[order.session] = seat.box
         seat.workspace = seat.workspace or self._starter.workspace(order)
         return seat.box, seat.workspace

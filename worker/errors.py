@@ -21,7 +21,16 @@ class ResultFailed(WorkerError):
 
 
 class BoxUnavailable(WorkerError):
-    """A session's box cannot be started; the message says why and what to do."""
+    """A session's box cannot be started; the message says why and what to do.
+
+    Args:
+        message: Why.
+        is_passing: The node or its engine failed: another try may have the box.
+    """
+
+    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_passing = is_passing
 
 
 class NodeMisconfigured(WorkerError):

@@ -20,6 +20,8 @@ class Facts:
     images: Callable[[], tuple[str, ...]]
     """Names the images on the engine."""
     cpus: int
+    host: str
+    """Tells the engine's machine from others."""
 
     def __call__(self) -> dict[str, Any]:
         """Return the fields of `NodeLife` that may change while the node lives.
@@ -34,6 +36,7 @@ class Facts:
             "warm": self.boxes.warm_images(),
             "profiles": tuple(sorted({*BUILT_IN, *self.settings.profiles})),
             "cpus": self.cpus,
+            "host": self.host,
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "disk_free_bytes": shutil.disk_usage(self.settings.state_dir).free,
         }

@@ -1,6 +1,13 @@
-"""Whether a session is still this node's, as Redis tells it: asked before a box that stood still goes on."""
+"""Whether a session is still this node's, as Redis tells it: asked before a box that stood still goes on.
 
+Of a session that has ended, elsewhere or here, Redis knows nothing any more. Its transcript says so.
+"""
+
+import json
 import logging
+import os
+import re
+from pathlib import Path
 
 import redis
 
@@ -9,6 +16,11 @@ from sandbox.record import BoxRecord
 from worker.contract import keys
 
 log = logging.getLogger(__name__)
+
+
+SEGMENT = re.compile(r".+\.(?P<generation>[0-9]{1,9})\.jsonl")
+TAIL_BYTES = 64 * 1024
+"""The last event of a session is looked for in so much of its transcript."""
 
 
 class Owners:
@@ -28,8 +40,34 @@ class Owners:
             log.info("the owner of a box is not known now", extra={"session_id": record.session, "error": str(exc)})
             return Standing.UNKNOWN
         generation, node = (value.decode() if isinstance(value, bytes) else value for value in found)
+        if generation is None and _has_ended(Path(record.spill_dir).parent):
+            return Standing.LOST
         if generation is None or not generation.isdigit() or int(generation) < record.generation:
             return Standing.UNKNOWN
         if int(generation) > record.generation or (node and node != self._node):
             return Standing.LOST
         return Standing.OURS
+
+
+def _has_ended(session_dir: Path) -> bool:
+    """Return whether the last event of a session's newest transcript is its end: whoever goes on begins another one."""
+    segments = {
+        int(match["generation"]): path for path in _files(session_dir) if (match := SEGMENT.fullmatch(path.name))
+    }
+    if not segments:
+        return False
+    try:
+        with segments[max(segments)].open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            last = json.loads(file.read().splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+        # It is being written, or is nobody's to judge: the box stands still.
+        return False
+    return isinstance(last, dict) and last.get("type") == "session_ended"
+
+
+def _files(session_dir: Path) -> list[Path]:
+    try:
+        return list(session_dir.iterdir())
+    except OSError:
+        return []

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 from sandbox.box import Box
 from sandbox.engine_api import Engine
-from sandbox.errors import SandboxError
+from sandbox.errors import BoxLost, EngineUnavailable, LossReason, SandboxError
 from worker import workspace
 from worker.contract.orders import BoxOrder
 from worker.errors import BoxUnavailable, WorkspaceRefused
@@ -72,7 +72,7 @@ class Starter:
             with self._sources.held(order) if self._sources is not None else nullcontext(order) as held:
                 return self._start_on(seat, held)
         except (WorkspaceRefused, SandboxError) as exc:
-            raise BoxUnavailable(str(exc)) from exc
+            raise BoxUnavailable(str(exc), is_passing=is_passing(exc)) from exc
         except OSError as exc:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc
@@ -100,6 +100,13 @@ class Starter:
         spec = self._specs.spec(order, seat.workspace)
         with self._progress.waits(spec.image, order.session) if self._progress else nullcontext():
             return start(self._engine, spec, order.session, order.generation)
+
+
+def is_passing(error: Exception) -> bool:
+    """Return whether the engine failed, or somebody killed the box: the same start may succeed the next time."""
+    if isinstance(error, BoxLost):
+        return error.reason in (LossReason.KILLED, LossReason.ENGINE)
+    return isinstance(error, EngineUnavailable) and not error.is_refusal
 
 
 def _filled(seat: Seat, order: BoxOrder, box: Box, place: Workspace) -> Box:

@@ -16,7 +16,7 @@ from coordinator.cluster.store import NodeView, Store
 from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
 from coordinator.ending import end
-from coordinator.errors import NoBox, RedisLost
+from coordinator.errors import NoBox, NodeTrouble, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
 from worker.contract.orders import (
@@ -105,10 +105,10 @@ class Placement:
             try:
                 ready = [view.life for view in await self._nodes() if view.takes_sessions or _is_at_home(view, home)]
                 lives, unfit = self._suitable(ready, wanted)
-                if ready and not lives and self._clock() - nobody_since > TOOLS_WAIT_S:
-                    raise NoBox(unfit)
                 if home is not None and not await self._may_leave(home):
                     lives, nobody_since = [], self._clock()
+                if ready and not lives and self._clock() - nobody_since > TOOLS_WAIT_S:
+                    raise NoBox(unfit)
                 if lives:
                     ranked = [(life, wanted.rank(life, home)) for life in lives]
                     turn = await self._turns.take(session, wanted, ranked)
@@ -139,7 +139,10 @@ class Placement:
         lives = [life for life in ready if self._tools in ("", life.tools)]
         if not lives:
             return [], _other_tools(ready)
-        pinned = [life for life in lives if wanted.suits(life)]
+        there = [life for life in lives if wanted.is_bound_to(life)]
+        if not there and wanted.bound_to is not None:
+            return [], directory_away(wanted.bound_to.node)
+        pinned = [life for life in there if wanted.suits(life)]
         # Where nobody knows the profile, a node says so in its own words.
         return [life for life in pinned if wanted.profile in life.profiles] or pinned, _other_labels(lives, wanted.pins)
 
@@ -182,6 +185,7 @@ class Placement:
             wants_notes: Read what the workspace has for agents.
 
         Raises:
+            NodeTrouble: the node was away, or failed; another try may have the box.
             NoBox: it cannot be started; says why.
         """
         wait_s = PREPARE_S + (box.extras.setup_timeout_s if box.extras.makes_image else 0)
@@ -195,9 +199,9 @@ class Placement:
             await end(watch)
         outcome = outcome_of(PrepareOutcome, asked)
         if outcome is None:
-            raise NoBox(f"The node {node.node} did not say that the box is ready: {why_none(asked)}.")
+            raise NodeTrouble(f"The node {node.node} did not say that the box is ready: {why_none(asked)}.")
         if outcome.error is not None:
-            raise NoBox(outcome.error)
+            raise NodeTrouble(outcome.error) if outcome.is_passing else NoBox(outcome.error)
         return outcome
 
     async def _tell_progress(self, session: str, on_progress: Callable[[str], None]) -> None:
@@ -328,6 +332,11 @@ def _other_labels(nodes: list[NodeLife], pins: Mapping[str, str]) -> str:
     return (
         f"No worker has the labels {wanted}; there are {', '.join(node.node for node in nodes)}. See `sandhog nodes`."
     )
+
+
+def directory_away(node: str) -> str:
+    """Say that a session cannot go on without the machine of its directory."""
+    return f"the node {node} is gone, and the directory is on it. Resume the session when it is back."
 
 
 def _other_tools(nodes: list[NodeLife]) -> str:

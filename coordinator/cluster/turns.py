@@ -144,10 +144,16 @@ class PlaceWanted:
     """Places that the principal may have at once; further sessions of it wait."""
     weight: int = 1
     """The principal's share of the turns, against that of others."""
+    bound_to: NodeLife | None = None
+    """Its directory is on this node's machine, and nowhere else; None for a session that may be on any."""
 
     def suits(self, life: NodeLife) -> bool:
-        """Whether a node has the labels."""
-        return self.pins.items() <= life.labels.items()
+        """Whether a node has the labels, and the directory."""
+        return self.pins.items() <= life.labels.items() and self.is_bound_to(life)
+
+    def is_bound_to(self, life: NodeLife) -> bool:
+        """Whether the session's directory is on a node's machine."""
+        return self.bound_to is None or self.bound_to.node == life.node or self.bound_to.host == life.host
 
     def rank(self, life: NodeLife, home: str | None) -> int:
         """Return how much a node is preferred: the lower the more."""

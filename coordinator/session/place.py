@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import CANCELLED_S, patiently
+from coordinator.cluster.placement import directory_away
 from coordinator.cluster.seat import Seat
 from coordinator.cluster.turns import PlaceWanted
-from coordinator.errors import LostSession, NoBox, RedisLost
+from coordinator.errors import LostSession, NoBox, NodeTrouble, RedisLost
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
@@ -29,13 +31,17 @@ from coordinator.session.step import StepRunner
 from worker.contract import keys
 from worker.contract.checks import Check, CheckOutcome
 from worker.contract.mcp import McpListing
-from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, ProjectNotes, WorkspaceMode
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, PrepareOutcome, ProjectNotes, WorkspaceMode
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _RECORDS = TypeAdapter(dict[str, str])
 
+AGAIN_S = (0.5, 1.0, 2.0, 4.0)
+"""The pauses before a node that failed is asked for the box again."""
+TROUBLE_S = 600.0
+"""How long that is done at most; a node that is at it for so long is not asked again."""
 SEAT_REDIS_S = 60.0
 """How long a session that has not begun waits for Redis."""
 COMFORT_S = 2.0
@@ -52,7 +58,7 @@ class SessionPlace:
         session_id: Its id.
         session_dir: Its directory.
         generation: The generation in which it is ours; 0 for a new session, which is opened first.
-        home: The node that had its box before; None for a session that had none.
+        before: Where its box stood before; None for a session that had none.
         tools: The tools that it may use; None is all.
         emit: Is told where it is.
         on_lost: Called when another coordinator has it.
@@ -67,7 +73,7 @@ class SessionPlace:
         session_id: str,
         session_dir: Path,
         generation: int = 0,
-        home: str | None = None,
+        before: SessionPlaced | None = None,
         tools: frozenset[str] | None,
         emit: EventSink,
         on_lost: Callable[[], None],
@@ -79,9 +85,11 @@ class SessionPlace:
         self._session_dir = session_dir
         self._is_open = generation > 0
         self._generation = generation or 1
-        self._home = home
-        self._has_stood = home is not None
+        self._home = before.node if before else None
+        self._has_stood = before is not None
         """The session had a box, here or before."""
+        self._stood_on = _life_of(before) if before and before.host else None
+        """The node that had its box last, and its machine; None where either is not known."""
         self._tools = tools
         self._emit = emit
         self._on_lost = on_lost
@@ -123,7 +131,7 @@ class SessionPlace:
         if await self._cluster.placement.outlasts(lost, stop):
             return seat
         if self._request.workspace.mode is not WorkspaceMode.COPY:
-            raise NoBox(f"the node {lost} is gone, and the directory is on it. Resume the session when it is back.")
+            raise NoBox(directory_away(lost))
         log.warning("a session moves", extra={"session_id": self._session, "from": lost})
         self._emit(BoxReplaced(reason=f"its node {lost} is gone"))
         self._home = lost
@@ -140,22 +148,11 @@ class SessionPlace:
         return seat
 
     async def _seated(self) -> Seat:
-        request, placement = self._request, self._cluster.placement
-        while True:
-            self._node = node = await self._placed()
-            await self._move_to(node)
-            try:
-                prepared = await placement.prepare(
-                    self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
-                )
-                break
-            except NoBox:
-                if await placement.outlasts(node.node, asyncio.Event()):
-                    raise
-                # The node was lost while it made the box ready.
-                self._home = node.node
+        request = self._request
+        node, prepared = await self._prepared()
         self._has_stood = True
         self._is_seated = True
+        self._stood_on = node
         self.notes = prepared.notes
         self.mcp = prepared.mcp
         run_id = await self._ask(self._cluster.store.run_id)
@@ -163,6 +160,7 @@ class SessionPlace:
             SessionPlaced(
                 node=node.node,
                 incarnation=node.incarnation,
+                host=node.host,
                 run_id=run_id,
                 bounds=dict(prepared.bounds),
                 image_id=prepared.image_id,
@@ -178,6 +176,33 @@ class SessionPlace:
             tools=self._tools,
             attributes=request.attributes,
         )
+
+    async def _prepared(self) -> tuple[NodeLife, PrepareOutcome]:
+        """Return the node on which the box stands, and what it said of it.
+
+        A node that fails is asked again, a bounded number of times; in place of one that is lost another one is.
+
+        Raises:
+            NoBox: it cannot be had.
+        """
+        placement = self._cluster.placement
+        pauses, began = iter(AGAIN_S), time.monotonic()
+        while True:
+            self._node = node = await self._placed()
+            await self._move_to(node)
+            try:
+                return node, await placement.prepare(
+                    self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
+                )
+            except NoBox as exc:
+                self._home = node.node
+                # One that is back by now is asked again, and not taken for one that refuses.
+                if await placement.outlasts(node.node, asyncio.Event()):
+                    pause_s = next(pauses, None)
+                    if not isinstance(exc, NodeTrouble) or pause_s is None or time.monotonic() - began > TROUBLE_S:
+                        raise
+                    log.warning("a box is asked for again", extra={"session_id": self._session, "error": str(exc)})
+                    await asyncio.sleep(pause_s)
 
     async def look_at_servers(self, digest: str) -> bool:
         """Ask the node for the tools of the MCP servers where they are others now; return whether they were."""
@@ -253,6 +278,7 @@ class SessionPlace:
             pins=dict(request.pins),
             most=request.most_places,
             weight=request.weight,
+            bound_to=self._stood_on if request.workspace.mode is WorkspaceMode.BIND else None,
         )
 
         def tell(words: str) -> None:
@@ -343,6 +369,10 @@ class SessionPlace:
             return await patiently(ask, asyncio.Event(), SEAT_REDIS_S)
         except RedisLost as exc:
             raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc
+
+
+def _life_of(placed: SessionPlaced) -> NodeLife:
+    return NodeLife(node=placed.node, incarnation=placed.incarnation, places=0, lanes=0, host=placed.host)
 
 
 def box_order(request: SessionRequest, session: str, session_dir: Path, generation: int) -> BoxOrder:

@@ -121,14 +121,13 @@ class SessionRunner:
         self._finish_s = FINISH_S
 
     def _make_place(self, generation: int) -> SessionPlace:
-        placed = self._continued.rebuilt.placed if self._continued else None
         return SessionPlace(
             self._request,
             cluster=self._cluster,
             session_id=self.session_id,
             session_dir=self.session_dir,
             generation=generation,
-            home=placed.node if placed else None,
+            before=self._continued.rebuilt.placed if self._continued else None,
             tools=self._tools,
             emit=self._emit,
             on_lost=self._was_lost,

@@ -97,6 +97,8 @@ class SessionPlaced(EventFields):
     """The node's name."""
     incarnation: str
     """That life of it."""
+    host: str = ""
+    """Tells its machine from others; "" where it is not known."""
     run_id: str
     """The life of Redis in which its calls are claimed."""
     bounds: dict[str, str] = Field(default_factory=dict)

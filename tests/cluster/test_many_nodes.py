@@ -65,9 +65,13 @@ async def gone(claim: Callable[[], object]) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_a_session_whose_node_is_lost_goes_on_at_another(stage: Stage, state_dir: Path, start: Start) -> None:
+@pytest.mark.parametrize("is_over", [False, True], ids=["while_it_runs", "when_it_has_ended"])
+async def test_a_session_whose_node_is_lost_goes_on_at_another(
+    stage: Stage, state_dir: Path, start: Start, is_over: bool
+) -> None:
     """The lost node's box stands still before the other one writes, and is ended when the node comes back."""
-    nodes = {node.name: node for node in (start("a", freeze_s="2"), start("b", freeze_s="2"))}
+    settings = {"freeze_s": "2", "dead_man_s": "100"}
+    nodes = {node.name: node for node in (start("a", **settings), start("b", **settings))}
     seen: list[Any] = []
     ticking = bash("while true; do echo t >> ticks; sleep 0.1; done", background=True)
     counts = "cat log; wc -l < ticks; sleep 1; wc -l < ticks"
@@ -85,10 +89,15 @@ async def test_a_session_whose_node_is_lost_goes_on_at_another(stage: Stage, sta
     await asyncio.to_thread(first.process.wait)
 
     again = await there(state_dir, "again")
-    # Back at last, it ends its box, whose session is another one's by now.
+    if is_over:
+        (again.parent / "go").touch()
+        await playing
+    assert await asyncio.to_thread(leftover_containers, first.name)
+    # Back at last, it ends its box, whose session is another one's by now, or nobody's.
     first.start()
     await gone(lambda: leftover_containers(first.name))
-    (again.parent / "go").touch()
+    if not is_over:
+        (again.parent / "go").touch()
     played = await playing
 
     assert played.result.status == "completed", played.result

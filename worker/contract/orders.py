@@ -240,6 +240,8 @@ class PrepareOutcome(Contract):
     """Digest of the image that it runs on."""
     error: str | None = None
     """Why there can be no box, in words that say what to do; None when it stands."""
+    is_passing: bool = False
+    """The node or its engine failed, and nothing is wrong with the order: another try may have the box."""
     ready_ms: float = 0.0
     bounds: dict[str, str] = {}
     """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
@@ -323,6 +325,8 @@ class NodeLife(Contract):
     """Images of which it has boxes ready that nobody has used."""
     profiles: tuple[str, ...] = ()
     """Names of the profiles that it knows; none from a node that does not say."""
+    host: str = ""
+    """Tells its engine's machine from others, whichever nodes are there; "" where it is not known."""
     cpus: int = 0
     memory_bytes: int = 0
     """Of its machine."""

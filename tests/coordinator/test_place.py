@@ -1,0 +1,205 @@
+"""A session's place: a node that fails is asked again, and a directory is where its machine is."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from coordinator.cluster.collect import BLOCK_MS, ReplyReader
+from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.parts import Cluster
+from coordinator.cluster.placement import Placement
+from coordinator.cluster.store import Store, connect
+from coordinator.cluster.turns import PlaceWanted, Turns
+from coordinator.cluster.watch import Watch
+from coordinator.endpoint.model import ModelClient
+from coordinator.errors import NoBox, NodeTrouble
+from coordinator.session.session_events import SessionPlaced
+from coordinator.session.workspace_choice import Chosen
+from tests.conftest import Until
+from tests.coordinator.resuming import OneNode
+from tests.coordinator.ten_steps import cluster, endpoint, events_of, go_on, model, play, wanted
+from worker.app import create_app
+from worker.contract import keys
+from worker.contract.orders import BoxOrder, NodeLife, Policy, PrepareOutcome, WorkspaceMode
+
+__all__ = ["cluster", "endpoint", "model"]
+
+HOST, OTHER = "host-1", "host-2"
+
+
+class Failing(OneNode):
+    """Its node raises these, one each time that it is asked for a box, and has one then."""
+
+    def __init__(self, *errors: NoBox) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.wanted: list[PlaceWanted] = []
+        self.asked = 0
+
+    async def place(self, session: str, home: str | None = None, *more: Any, **named: Any) -> NodeLife:
+        self.wanted.append(more[0])
+        return NodeLife(node="n1", incarnation="n1-1", places=9, lanes=9, host=HOST)
+
+    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return await super().prepare(box, node, *more, **named)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.session.place.AGAIN_S", (0.0, 0.0))
+
+
+def on(cluster: Cluster, placement: Placement) -> Cluster:
+    return Cluster(**{**vars(cluster), "placement": placement})
+
+
+async def test_a_node_that_fails_is_asked_again(cluster: Cluster, model: ModelClient, tmp_path: Path) -> None:
+    node = Failing(NodeTrouble("it has been gone"), NodeTrouble("its engine is away"))
+    result = await play(on(cluster, node), model, wanted(tmp_path))
+    assert (result.status, node.asked) == ("completed", 3), result
+
+
+async def test_a_node_that_goes_on_failing_ends_the_session(
+    cluster: Cluster, model: ModelClient, tmp_path: Path
+) -> None:
+    node = Failing(*[NodeTrouble("its engine is away")] * 9)
+    result = await play(on(cluster, node), model, wanted(tmp_path))
+    assert (result.status, result.stop_reason) == ("failed", "box: its engine is away")
+    assert node.asked == 3
+
+
+async def test_a_refusal_is_no_trouble(cluster: Cluster, model: ModelClient, tmp_path: Path) -> None:
+    node = Failing(NoBox("there is no such image"))
+    result = await play(on(cluster, node), model, wanted(tmp_path))
+    assert (result.status, node.asked) == ("failed", 1), result
+
+
+def cut_in_first_call(transcript: Path) -> None:
+    """Leave of a session what its coordinator had written that died in the first call."""
+    lines = transcript.read_bytes().splitlines(keepends=True)
+    transcript.write_bytes(b"".join(lines[: next(at for at, line in enumerate(lines) if b'"call_finished"' in line)]))
+    (transcript.parent / "work").mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("mode", list(WorkspaceMode))
+async def test_a_session_that_goes_on_stays_with_its_directory(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, mode: WorkspaceMode
+) -> None:
+    (tmp_path / "project").mkdir()
+    chosen = Chosen(tmp_path / "project", mode, "because", Policy.BOXED, False)
+    whole = await play(on(cluster, Failing()), model, wanted(tmp_path, workspace=chosen))
+    (placed,) = [event for event in events_of(cluster, whole.session_id) if isinstance(event, SessionPlaced)]
+    assert placed.host == HOST
+    cut_in_first_call(Path(whole.transcript))
+
+    node = Failing()
+    runner = await go_on(on(cluster, node), model, whole.session_id)
+    assert (await runner.run(asyncio.Event())).status == "completed"
+
+    (asked,) = node.wanted
+    is_bound = mode is WorkspaceMode.BIND
+    assert asked.suits(NodeLife(node="n1", incarnation="n1-2", places=1, lanes=1, host=HOST))
+    assert asked.suits(NodeLife(node="beside", incarnation="x", places=1, lanes=1, host=HOST))
+    assert asked.suits(NodeLife(node="n2", incarnation="x", places=1, lanes=1, host=OTHER)) == (not is_bound)
+
+
+@pytest.fixture
+async def placement(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Placement]:
+    monkeypatch.setattr("coordinator.cluster.placement.TOOLS_WAIT_S", 0.6)
+    client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
+    store, dispatcher = Store(client), Dispatcher(create_app(redis_url), "c")
+    async with ReplyReader(reading, "c") as reader, Watch(store) as watch:
+        yield Placement(store=store, reader=reader, dispatcher=dispatcher, watch=watch, turns=Turns(client))
+    dispatcher.close()
+    await client.aclose()
+    await reading.aclose()
+
+
+Lives = Callable[..., NodeLife]
+
+
+@pytest.fixture
+def lives(redis_client: redis.Redis) -> Lives:
+    """Writes a node down, with or without its lease."""
+
+    def write(name: str, host: str, *, is_leased: bool = True) -> NodeLife:
+        life = NodeLife(node=name, incarnation=f"{name}-1", places=1, lanes=1, host=host, freeze_s=0.5)
+        redis_client.set(keys.node(name), life.model_dump_json())
+        redis_client.sadd(keys.NODES, name)
+        if is_leased:
+            redis_client.set(keys.lease(name), life.incarnation)
+        return life
+
+    return write
+
+
+async def test_a_bound_session_goes_to_another_node_of_its_machine_only(placement: Placement, lives: Lives) -> None:
+    home = lives("home", HOST, is_leased=False)
+    lives("far", OTHER)
+    with pytest.raises(NoBox, match="the directory is on it"):
+        await placement.place("s", "home", PlaceWanted(bound_to=home))
+    assert (await placement.place("copy", "home", PlaceWanted())).node == "far"
+
+    lives("near", HOST)
+    await asyncio.sleep(0.3)
+    assert (await placement.place("s", "home", PlaceWanted(bound_to=home))).node == "near"
+
+
+async def test_a_bound_session_waits_for_its_node_that_is_restarted(
+    placement: Placement, redis_client: redis.Redis, lives: Lives
+) -> None:
+    home = lives("home", HOST, is_leased=False)
+    slow = home.model_copy(update={"freeze_s": 600.0})
+    redis_client.set(keys.node("home"), slow.model_dump_json())
+    lives("far", OTHER)
+    placing = asyncio.create_task(placement.place("s", "home", PlaceWanted(bound_to=home)))
+    # Far longer than nodes without its directory are waited for to change.
+    await asyncio.wait({placing}, timeout=2.0)
+    assert not placing.done()
+    redis_client.set(keys.lease("home"), home.incarnation)
+    assert (await asyncio.wait_for(placing, 60)).node == "home"
+
+
+@pytest.mark.parametrize("is_passing", [True, False])
+async def test_what_a_node_says_of_a_box_tells_trouble_from_a_refusal(
+    placement: Placement, redis_client: redis.Redis, lives: Lives, tmp_path: Path, until: Until, is_passing: bool
+) -> None:
+    node = lives("n", HOST)
+    asking = asyncio.create_task(placement.prepare(box(tmp_path), node))
+    # The order is there, and is answered as a node would.
+    await asyncio.to_thread(until, lambda: bool(redis_client.llen(keys.queue("n"))), "the node is asked")
+    outcome = PrepareOutcome(session="s", error="no", is_passing=is_passing)
+    answer = {"task_id": "s/prepare/1", "status": "SUCCESS", "result": outcome.model_dump(mode="json")}
+    redis_client.xadd(keys.reply_stream("c"), {"d": json.dumps(answer)})
+    with pytest.raises(NoBox) as refused:
+        await asyncio.wait_for(asking, 60)
+    assert isinstance(refused.value, NodeTrouble) == is_passing
+
+
+async def test_a_node_that_was_gone_for_too_long_is_trouble(
+    placement: Placement, lives: Lives, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    node = lives("n", HOST)
+    assert (await placement.place("s")).node == "n"
+    redis_client.delete(keys.lease("n"))
+    with pytest.raises(NodeTrouble, match="it has been gone"):
+        await asyncio.wait_for(placement.prepare(box(tmp_path), node), 60)
+
+
+def box(directory: Path) -> BoxOrder:
+    return BoxOrder(
+        session="s",
+        generation=1,
+        session_dir=str(directory),
+        image="i",
+        workspace=str(directory),
+        workspace_mode=WorkspaceMode.COPY,
+    )
