@@ -185,7 +185,7 @@ class Images:
             ImageMissing: it is not there, or not the principal's to use, and cannot be pulled.
             EngineUnavailable.
         """
-        image = self.find(ref)
+        image = self.seen_lately(ref) if self._is_told else self.find(ref)
         if image is None or not self.may_use(image, principal):
             self._pull_once(ref, principal)
             image = self.find(ref)

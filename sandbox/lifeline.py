@@ -75,7 +75,7 @@ class Lifeline:
         self._lost: BoxLost | None = None
         self._lock = threading.Lock()
         self._relink_lock = threading.Lock()
-        self._relinking = False
+        self._relinking = self._was_tried = False
         self._under_way = 0
         self._last_used = time.monotonic()
         self._link: Link | None = None
@@ -238,7 +238,9 @@ class Lifeline:
 
     def _try_relink(self, deadline: float) -> None:
         try:
-            fate = self._container.fate()
+            # One that was never linked has just been seen running.
+            fate = self._container.fate() if self._was_tried else None
+            self._was_tried = True
             if fate is not None:
                 self._lose(*fate)
                 return

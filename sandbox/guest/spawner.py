@@ -330,7 +330,6 @@ def name_it(path: str, line: str, known: str) -> None:
 def main() -> None:
     """argv: agent's uid, gid, dead-man seconds, then the guest's own command line."""
     uid, gid, dead_man_s = (int(text) for text in sys.argv[1:4])
-    make_home(uid, gid)
     posix.umask(0o022)
     spawner = Spawner(uid, gid, dead_man_s)
     if spawner.is_init:
@@ -338,6 +337,8 @@ def main() -> None:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         _signal.signal(_signal.SIGALRM, lambda *_: spawner.die_if_late())
     spawner.start_guest([text.encode("utf-8", "surrogateescape") for text in sys.argv[4:]])
+    # While the guest starts: the box gets files of its own in place of the image's, which waits for the disk.
+    make_home(uid, gid)
     spawner.serve()
     posix._exit(spawner.exit_code & 255)
 
