@@ -22,7 +22,6 @@ PATIENCE_S = 2.0
 """A guest that can come does so within milliseconds of its start; one that has lost its link tries twice a second."""
 LOOK_S = 0.02
 """Between looks whether the box still lives."""
-LATE_S = 0.2
 _PEER = struct.Struct("iII")
 
 
@@ -85,9 +84,9 @@ class Door:
         finally:
             os.close(place)
 
-    def wait(self, is_gone: Callable[[], bool], patience_s: float = PATIENCE_S) -> DoorStream | None:
+    def wait(self, is_gone: Callable[[], bool], patience_s: float | None = None) -> DoorStream | None:
         """The box's root that knocks; None when nobody does in time, or `is_gone` says that nobody will."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -103,16 +102,12 @@ class Door:
 
     def was_knocked_at(self) -> bool:
         """Whether somebody came after all, who is sent away."""
-        self._listener.settimeout(LATE_S)
         try:
             connection, _ = self._listener.accept()
         except OSError:
             return False
-        else:
-            connection.close()
-            return True
-        finally:
-            self._listener.settimeout(LOOK_S)
+        connection.close()
+        return True
 
     def close(self) -> None:
         """Let nobody in any more; who waits is sent away. More than once does no harm."""

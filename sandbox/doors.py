@@ -40,7 +40,10 @@ class Doors:
             return None
 
     def learn(self, runtime: str | None, door: Door | None, container: DockerContainer) -> None:
-        """Give no more doors to boxes of a runtime whose guest did not come to one, not even late."""
+        """Give no more doors to boxes of a runtime whose guest did not come to one, not even late.
+
+        To be asked once a command has run: a guest tries to come before it has anything run.
+        """
         if door is not None and container.is_executed and not door.was_knocked_at():
             log.warning("guests cannot come to our socket: relays are executed", extra={"runtime": runtime or ""})
             self._shut.add(runtime)

@@ -189,8 +189,8 @@ class DockerEngine:
             self._make(spec, record, list(image.env))
             container = DockerContainer(self._client, record.container, self._deaths, door)
             box = self._link(record, container, (image.env, {**proxy_variables(spec.egress), **spec.env}))
-            self._doors.learn(spec.runtime, door, container)
             look_inside(box, spec)
+            self._doors.learn(spec.runtime, door, container)
         except BaseException:
             self._discard(record)
             if door is not None:

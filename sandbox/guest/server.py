@@ -80,7 +80,10 @@ class Server:
         }
         self._loop.watch(listener.fileno(), self._accept)
         self._loop.after(self._check_every_s, self._check)
-        self._come(0)
+        if door:
+            # Asked before anything else is: who hears of the first command's end knows whether we could come.
+            self._is_coming = True
+            self._knock()
 
     def run(self) -> None:
         """Serve until told to end."""

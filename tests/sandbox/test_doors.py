@@ -106,6 +106,20 @@ def test_where_no_guest_can_come_the_next_is_not_waited_for(
         box.close()
 
 
+def test_a_guest_that_was_only_slow_is_not_taken_for_one_that_cannot_come(
+    make_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("doors")
+    monkeypatch.setattr("sandbox.door.PATIENCE_S", 0.0)
+    box = engine.start(make_spec(), "s", 1)
+    assert way_of(box) is ExecStream
+    assert engine._doors.may_have(make_spec())
+    monkeypatch.setattr("sandbox.door.PATIENCE_S", 60.0)
+    cut(box)
+    assert (shell(box)("echo hi").stdout.head, way_of(box)) == (b"hi\n", DoorStream)
+    box.close()
+
+
 def test_a_box_on_record_without_a_door_is_adopted_by_a_relay(
     make_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, tmp_path: Path
 ) -> None:
