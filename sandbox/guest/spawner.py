@@ -46,8 +46,8 @@ DEAD_MAN_EXIT = 142
 RESTORED = (_signal.SIGPIPE, _signal.SIGXFSZ)
 """Signals that Python ignores."""
 
-Waiting = dict[int, tuple[int, int]]
-"""Process id → (id of the spawn, read end of its exec error pipe or -1)."""
+Waiting = dict[int, tuple[int, int, tuple[int, ...]]]
+"""Process id → (id of the spawn, read end of its exec error pipe or -1, write ends that are held until it ended)."""
 
 
 # What subprocess itself calls; its stub knows no None.
@@ -134,7 +134,10 @@ class Spawner:
         out, err, report = given[:3]
         stdin = given[3] if len(given) > 3 else self.null
         has_terminal = len(given) > 3 and posix.isatty(stdin)
+        # What is held keeps the guest from being woken by the end of the output just before it is by the command's.
+        held = () if len(given) > 3 else (out, err)
         what = "cwd"
+        failure = 0
         try:
             self.enter(cwd)
             what = "fork"
@@ -142,21 +145,23 @@ class Spawner:
             self.mark([marker])
             if self.uid and self.is_init and not has_terminal:
                 what = "exec"
-                self.start(spawn_id, (argv, executables), (stdin, out, err, report))
+                started = self.start((argv, executables), (stdin, out, err, report))
             else:
-                self.fork(spawn_id, (argv, executables), (stdin, out, err, report), has_terminal)
+                started = self.fork((argv, executables), (stdin, out, err, report), has_terminal)
+            self.waiting[started[0]] = (spawn_id, started[1], held)
         except (OSError, ValueError) as error:
             # No words of a command that no program can be given are an OSError.
-            number = error.errno or errno.EIO if isinstance(error, OSError) else errno.EINVAL
-            if number in NO_PROCESS_LEFT and what == "exec":
+            failure = error.errno or errno.EIO if isinstance(error, OSError) else errno.EINVAL
+            if failure in NO_PROCESS_LEFT and what == "exec":
                 what = "fork"
-            self.socket.send(marshal.dumps(("failed", spawn_id, number, what)))
-        finally:
-            for fd in given:
+        for fd in given:
+            if failure or fd not in held:
                 posix.close(fd)
-            if what != "cwd":
-                self.mark([])
-                posix.pwrite(self.oom_fd, self.own_oom_score, 0)
+        if what != "cwd":
+            self.mark([])
+            posix.pwrite(self.oom_fd, self.own_oom_score, 0)
+        if failure:
+            self.socket.send(marshal.dumps(("failed", spawn_id, failure, what)))
 
     def take_env(self, text: bytes) -> None:
         """Have the variables for the next command."""
@@ -164,8 +169,10 @@ class Spawner:
             self.env_text, self.env = text, marshal.loads(text)
             self.env_words = [f"{name}={value}".encode("utf-8", "surrogateescape") for name, value in self.env.items()]
 
-    def start(self, spawn_id: int, what: Any, fds: tuple[int, int, int, int]) -> None:
+    def start(self, what: Any, fds: tuple[int, int, int, int]) -> tuple[int, int]:
         """Start a command as the agent in this process's memory (vfork): that takes a third of what a fork takes.
+
+        Returns its process id, and -1: it is known already that it was executed.
 
         Raises:
             OSError: it cannot be started.
@@ -187,8 +194,7 @@ class Spawner:
                     if failure is None or failure.errno in (errno.ENOENT, errno.ENOTDIR):
                         failure = error
                 else:
-                    self.waiting[pid] = (spawn_id, -1)
-                    return
+                    return pid, -1
         finally:
             self.let_in(0, 0)
         raise failure or OSError(errno.ENOENT, "there is no such program")
@@ -198,10 +204,11 @@ class Spawner:
         posix.setresgid(gid, 0, 0)
         posix.setresuid(uid, 0, 0)
 
-    def fork(self, spawn_id: int, what: Any, fds: tuple[int, int, int, int], has_terminal: bool) -> None:
+    def fork(self, what: Any, fds: tuple[int, int, int, int], has_terminal: bool) -> tuple[int, int]:
         """Start a command by a fork, which can take a terminal, and switches user also where an agent could kill us.
 
-        Without either the process shares this one's memory until it executes, too.
+        Without either the process shares this one's memory until it executes, too. Returns its process id, and the read
+        end of the pipe that tells why it could not be executed.
 
         Raises:
             OSError: there is no process left.
@@ -222,7 +229,7 @@ class Spawner:
         finally:
             posix.close(errors_end)
             posix.dup2(self.null, REPORT_FD, False)
-        self.waiting[pid] = (spawn_id, errors)
+        return pid, errors
 
     def knock(self, path: str) -> None:
         """Connect to a socket, never waiting, and pass the connection to the guest."""
@@ -268,7 +275,9 @@ class Spawner:
                 self.exit_code = status >> 8 or 128 + status
                 return True
             if pid in self.waiting:
-                spawn_id, errors = self.waiting.pop(pid)
+                spawn_id, errors, held = self.waiting.pop(pid)
+                for fd in held:
+                    posix.close(fd)
                 text = b""
                 if errors >= 0:
                     text = posix.read(errors, 1024)

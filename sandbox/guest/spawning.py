@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     # The typing module alone would be a tenth of the guest's memory.
     from typing import Any
 
-MAX_MESSAGE_BYTES = 512 * 1024
+MAX_MESSAGE_BYTES = 4096
+"""Of what the spawner says. The room for much more would be mapped for each message."""
 QUEUE_WAIT_MS = 2000
 FDS_SPACE = socket.CMSG_SPACE(4)
 
