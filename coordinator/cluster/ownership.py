@@ -6,6 +6,7 @@ generation does it. This only ends a coordinator's useless work early, and lets 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from worker.contract import keys
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
+LAST_S = 2.0
+"""How long Redis may take to hear of the last sessions that ended."""
 LISTEN_S = 0.2
 """How often it is looked whether other processes want something: people wait for it."""
 
@@ -43,6 +46,8 @@ class Ownership:
         self._has_lease = False
         self._must_note = False
         """The lease had lapsed: not every session has been written back since."""
+        self._left: set[str] = set()
+        """Sessions that have ended, and of which Redis does not know it yet."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Ownership":
@@ -54,6 +59,9 @@ class Ownership:
 
     async def __aexit__(self, *exc: object) -> None:
         await end(*self._tasks)
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await self._tell_left()
 
     def own(
         self,
@@ -73,6 +81,7 @@ class Ownership:
             on_lost: Called once when another one has it.
             on_cancel: Called when another process asks for its cancel.
         """
+        self._left.discard(session)
         self._owned[session] = _Owned(generation, is_adoptable, on_lost, on_cancel)
 
     def has(self, session: str) -> bool:
@@ -100,13 +109,25 @@ class Ownership:
         return is_ours
 
     async def disown(self, session: str) -> None:
-        """Let a session go that has ended; one that Redis is not there to hear of is adopted and found ended."""
+        """Let a session go that has ended. A Redis that is not there to hear of it is told later.
+
+        Where this coordinator dies before, the session is adopted and found ended.
+        """
         if self._owned.pop(session, None) is None:
             return
+        # Before Redis is asked: whoever waits for it may not wait for long.
+        self._left.add(session)
         try:
-            await self._store.disown_session(session, self.coordinator)
+            await self._tell_left()
         except (RedisError, OSError) as exc:
-            log.info("a session was not disowned", extra={"session_id": session, "error": str(exc)})
+            log.info("a session was not disowned yet", extra={"session_id": session, "error": str(exc)})
+
+    async def _tell_left(self) -> None:
+        for session in list(self._left):
+            # It may have begun again here meanwhile.
+            if session in self._left:
+                await self._store.disown_session(session, self.coordinator)
+                self._left.discard(session)
 
     async def _renew_forever(self) -> None:
         while True:
@@ -114,6 +135,7 @@ class Ownership:
                 had_lease = await self._store.renew_coordinator(self.coordinator)
                 self._must_note |= self._has_lease and not had_lease
                 self._has_lease = True
+                await self._tell_left()
                 if self._must_note:
                     log.warning("the coordinator's lease had lapsed")
                     for session in list(self._owned):

@@ -170,3 +170,32 @@ async def test_what_a_session_had_seen_comes_back(store: Store, redis_client: re
     redis_client.hset(keys.seen("s1"), "/b", "3 newer")
     await store.restore_seen_files("s1", records)
     assert redis_client.hgetall(keys.seen("s1")) == {b"/a": b"1 x", b"/b": b"3 newer"}
+
+
+async def test_a_redis_that_was_away_hears_later_of_what_has_ended(store: Store, redis_client: redis.Redis) -> None:
+    class Away(Store):
+        """Its Redis hears of no end the first times."""
+
+        times = 2
+
+        async def disown_session(self, session: str, owner: str) -> None:
+            if self.times:
+                self.times -= 1
+                raise RedisError("away")
+            await super().disown_session(session, owner)
+
+    away = Away(store._redis)
+    async with Ownership(away, "me") as ownership:
+        for session in ("ended", "again"):
+            generation = await store.open_session(session, 1, "me")
+            ownership.own(session, generation, is_adoptable=True)
+            assert await ownership.note(session)
+            await ownership.disown(session)
+        # This one has begun anew before Redis was back.
+        ownership.own("again", generation, is_adoptable=True)
+        async with asyncio.timeout(60):
+            while redis_client.smembers(keys.owned("me")) != {b"again"}:
+                await asyncio.sleep(0.02)
+        away.times = 1
+        await ownership.disown("again")
+    assert redis_client.smembers(keys.owned("me")) == set()
