@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.chaos.checker import summary
 from tests.chaos.faults import KINDS
+from tests.chaos.model import SLOW_OF_100, STEP_CALLS
 from tests.chaos.run import BETWEEN_S, Plan, Report, perform
 from tests.chaos.stage import Shape
 
@@ -36,7 +37,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--calls", type=int, default=0, help="go on without faults until so many were asked for")
+    parser.add_argument(
+        "--calls", type=int, default=0, help="go on until so many were asked for; the faults are spread over them"
+    )
+    parser.add_argument("--step-calls", type=int, default=STEP_CALLS, help="calls of a reply; beyond four, half read")
+    parser.add_argument("--slow", type=int, default=SLOW_OF_100, help="so many of a hundred commands sleep")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--kinds", default=",".join(KINDS), help="the faults, with commas between them")
     parser.add_argument("--sessions", type=int, default=8)
@@ -51,9 +56,17 @@ def main() -> int:
     unknown = set(kinds) - set(KINDS)
     if unknown:
         parser.error(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
-    shape = Shape(given.sessions, given.workers, given.coordinators, has_volume="disk_full" in kinds)
-    # So that what was started is ended, too.
+    shape = Shape(
+        given.sessions,
+        given.workers,
+        given.coordinators,
+        has_volume="disk_full" in kinds,
+        slow_of_100=given.slow,
+        step_calls=given.step_calls,
+    )
+    # So that what was started is ended, too; a shell's background job ignores the second one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     plan = Plan(
         given.seed,

@@ -30,12 +30,18 @@ class ChaosModel:
     """Says what the sessions' model says; one for all sessions, and called by many threads."""
 
     def __init__(
-        self, seed: int, slow_of_100: int = SLOW_OF_100, steps: tuple[int, int] = STEPS, think_s: float = 0.0
+        self,
+        seed: int,
+        slow_of_100: int = SLOW_OF_100,
+        steps: tuple[int, int] = STEPS,
+        think_s: float = 0.0,
+        step_calls: int = STEP_CALLS,
     ) -> None:
         self._random = random.Random(seed)
         self._slow_of_100 = slow_of_100
         self._most_steps = steps
         self._think_s = think_s
+        self._step_calls = step_calls
         self._lock = threading.Lock()
         self._calls = 0
         self._failing: deque[Turn | None] = deque()
@@ -70,13 +76,20 @@ class ChaosModel:
             return Turn(calls=tuple(self._step()), is_cut=cut, delay_s=self._think_s)
 
     def _step(self) -> list[ScriptedCall]:
-        calls = [self._bash() for _ in range(STEP_CALLS)]
-        if self._random.randrange(100) < READING_OF_100:
-            calls[1:3] = [
-                ScriptedCall("Grep", {"pattern": "t[0-9]+", "path": "log"}),
-                ScriptedCall("Glob", {"pattern": "*"}),
-            ]
-        return calls
+        reading = 2 if self._random.randrange(100) < READING_OF_100 else 0
+        # Of many calls half read: all of them wait for each other in one chain otherwise.
+        reading = max(reading, (self._step_calls - STEP_CALLS) // 2)
+        calls = [self._bash() for _ in range(self._step_calls - reading)]
+        return [*calls[:1], *(self._reading(number) for number in range(reading)), *calls[1:]]
+
+    def _reading(self, number: int) -> ScriptedCall:
+        self._calls += 1
+        pattern = f"^t{self._calls - number}$"
+        return (
+            ScriptedCall("Grep", {"pattern": pattern, "path": "log"})
+            if number % 2 == 0
+            else ScriptedCall("Glob", {"pattern": f"*{number}*"})
+        )
 
     def _bash(self) -> ScriptedCall:
         self._calls += 1

@@ -14,6 +14,8 @@ from tests.chaos.stage import Shape, opened
 
 BETWEEN_S = 0.9
 PATIENCE_S = 4.0
+DUE_S = 6.0
+"""A fault comes after so long also where the calls before it have not been asked for."""
 CALM_S = 120.0
 """With `calm`, how long a fault's recovery is waited for before the next."""
 FINISH_S = 300.0
@@ -33,7 +35,7 @@ class Plan:
     seed: int
     faults: int
     calls: int = 0
-    """Go on until so many calls were asked for."""
+    """Go on until so many calls were asked for; the faults are spread over them."""
     minutes: float = 60.0
     """End then in any case."""
     kinds: Sequence[str] = tuple(KINDS)
@@ -76,10 +78,12 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
     deadline = began + plan.minutes * 60
     with opened(plan.seed, plan.shape) as stage:
         rng = random.Random(plan.seed + 1)
-        kinds = schedule(plan)
+        kinds, patient_until = schedule(plan), 0.0
         while time.monotonic() < deadline and (report.injected.total() < plan.faults or stage.model.calls < plan.calls):
-            if report.injected.total() >= plan.faults:
-                time.sleep(0.2)
+            done = report.injected.total()
+            is_early = stage.model.calls < _due(plan, done) and time.monotonic() < patient_until
+            if done >= plan.faults or is_early:
+                time.sleep(0.05)
                 continue
             kind = kinds.pop(0) if kinds else rng.choice(plan.kinds)
             harm = KINDS[kind](stage, random.Random(rng.random()))
@@ -89,6 +93,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
                 say(
                     f"{time.monotonic() - began:7.1f} s  {report.injected.total():4}  {kind}  {stage.model.calls} calls"
                 )
+            patient_until = time.monotonic() + DUE_S
             time.sleep(rng.uniform(0, plan.between_s))
             enough, patience = stage.answers["success"] + plan.answers_between, time.monotonic() + PATIENCE_S
             while stage.answers["success"] < enough and time.monotonic() < patience:
@@ -105,6 +110,11 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
         if plan.keep and report.verdict.violations:
             report.kept = str(kept(stage.directory))
     return report
+
+
+def _due(plan: Plan, faults: int) -> float:
+    """Return how many calls are asked for before the next fault, so that faults and calls end together."""
+    return plan.calls * faults / max(plan.faults, 1)
 
 
 def kept(directory: Path) -> Path:

@@ -23,13 +23,14 @@ from coordinator.session.reading import segments
 from coordinator.session.takeover import TAIL_BYTES
 from tests.chaos.checker import redis_leftovers
 from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
-from tests.chaos.model import SLOW_OF_100, STEPS, ChaosModel
+from tests.chaos.model import SLOW_OF_100, STEP_CALLS, STEPS, ChaosModel
 from tests.chaos.parts import CoordinatorPart, Part, RedisServer, Worker, until
 
 AGENT_UID = 54_321
 LOOK_S = 0.1
 MOST_HITS = 2
 """A session whose box was killed so often without an answer in between is left alone: a start is not tried for ever."""
+LEFT_S = 0.5
 JUST_S = 0.02
 """An answer that comes this soon after a fault was on its way before it."""
 
@@ -49,6 +50,8 @@ class Shape:
     """How many of a hundred commands take their time."""
     steps: tuple[int, int] = STEPS
     """How many replies with calls a session has, from and to."""
+    step_calls: int = STEP_CALLS
+    """How many calls a reply has."""
     think_s: float = 0.0
     """How long the model takes for a reply."""
 
@@ -85,7 +88,7 @@ class ChaosStage:
         self.projects = directory / "projects"
         self.projects.mkdir()
         self.has_volume = False
-        self.model = ChaosModel(seed, shape.slow_of_100, shape.steps, shape.think_s)
+        self.model = ChaosModel(seed, shape.slow_of_100, shape.steps, shape.think_s, shape.step_calls)
         self.endpoint = ScriptedEndpoint(self.model)
         self.endpoint.requests = type(self.endpoint.requests)(maxlen=1)
         self.redis = RedisServer(directory)
@@ -117,6 +120,7 @@ class ChaosStage:
         self._returns: list[tuple[Worker, frozenset[str], float]] = []
         self._begun = 0
         self._stop = threading.Event()
+        self._attending = threading.Thread(target=self._attend, name="attend", daemon=True)
         self._is_loaded = True
 
     def start(self) -> None:
@@ -128,7 +132,7 @@ class ChaosStage:
         self.redis.start()
         for part in (*self.workers, *self.coordinators):
             part.start()
-        threading.Thread(target=self._attend, name="attend", daemon=True).start()
+        self._attending.start()
         until(lambda: self.answers["success"] > 0, "the first call is answered")
 
     # What faults ask.
@@ -251,14 +255,20 @@ class ChaosStage:
     def close(self) -> None:
         """End by force what still runs, and remove everything."""
         self._stop.set()
+        if self._attending.is_alive():
+            # It would start again what is ended here.
+            self._attending.join()
         for part in (*self.coordinators, *self.workers, self.redis):
             part.may_run = False
             if part.is_alive:
                 part.kill()
-        for worker in self.workers:
-            for one in self._containers(worker.name, every=True):
-                with contextlib.suppress(APIError):
-                    self._docker.remove_container(one["Id"], force=True)
+        # The engine may still be making what a worker had asked for.
+        for _ in range(2):
+            for worker in self.workers:
+                for one in self._containers(worker.name, every=True):
+                    with contextlib.suppress(APIError):
+                        self._docker.remove_container(one["Id"], force=True)
+            time.sleep(LEFT_S)
         self.endpoint.close()
         self._docker.close()
         if self.has_volume:
