@@ -39,6 +39,11 @@ class EngineEvents:
             if self._stream is not None:
                 self._stream.close()
 
+    def _close_response(self) -> None:
+        # The library shuts a stream's socket and leaves open what reads from it.
+        with suppress(Exception):
+            self._stream._response.raw.close()
+
     def _listen(self) -> None:
         while not self._closed.is_set():
             try:
@@ -52,5 +57,7 @@ class EngineEvents:
             except Exception:
                 # The engine is away or the stream was closed; who listens knows that something may be missed.
                 self._end_stream()
+            finally:
+                self._close_response()
             self._on_open(False)
             self._closed.wait(RECONNECT_S)
