@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ UNKNOWN_CODES = ("OUTCOME_UNKNOWN", "BOX_LOST", "CANCELLED", "TIMEOUT", "INTERNA
 NO_SPACE = "no space"
 """A command that says that its disk was full: it may have left a line, and has run in any case."""
 UNANSWERED = "unanswered"
+NO_ANSWER = ": 0 answers"
+CUT_OFF = "cut off by a full disk"
 
 
 @dataclass
@@ -63,13 +65,16 @@ class Asked:
     answer: str
 
 
-def check_sessions(state_dir: Path, projects: Path, may_fail: Sequence[str] = ()) -> Verdict:
+def check_sessions(
+    state_dir: Path, projects: Path, may_fail: Sequence[str] = (), cut_off: Collection[str] = ()
+) -> Verdict:
     """Check every session below `state_dir` against its project's log.
 
     Args:
         state_dir: The shared volume.
         projects: The directory of the projects; a session's prompt names its own.
         may_fail: How the reasons of failed sessions may begin.
+        cut_off: Sessions that a full volume ended: their last answers and their end may have had no room.
     """
     verdict = Verdict()
     found: dict[str, str] = {}
@@ -77,7 +82,7 @@ def check_sessions(state_dir: Path, projects: Path, may_fail: Sequence[str] = ()
         if not session_dir.is_dir():
             continue
         try:
-            project = _check_session(session_dir, projects, verdict, may_fail)
+            project = _check_session(session_dir, projects, verdict, may_fail, session_dir.name in cut_off)
         except SandhogError as exc:
             verdict.violations.append(f"{session_dir.name}: {exc}")
             continue
@@ -90,7 +95,9 @@ def check_sessions(state_dir: Path, projects: Path, may_fail: Sequence[str] = ()
     return verdict
 
 
-def _check_session(session_dir: Path, projects: Path, verdict: Verdict, may_fail: Sequence[str]) -> str:
+def _check_session(
+    session_dir: Path, projects: Path, verdict: Verdict, may_fail: Sequence[str], may_be_cut_off: bool
+) -> str:
     """Check one session; return its project."""
     name = session_dir.name
     if not segments(session_dir):
@@ -106,13 +113,19 @@ def _check_session(session_dir: Path, projects: Path, verdict: Verdict, may_fail
     verdict.violations += [f"{name}: {fault}" for fault in reading.faults]
     verdict.resumed += sum(isinstance(event, SessionResumed) for event in events)
     rebuilt = rebuild(reading.entries)
-    _check_history(name, rebuilt, verdict)
-    _check_end(name, events, verdict, may_fail)
+    is_cut_off = may_be_cut_off and rebuilt.ended is None
+    if is_cut_off:
+        verdict.sessions[CUT_OFF] += 1
+    else:
+        _check_history(name, rebuilt, verdict)
+        _check_end(name, events, verdict, may_fail)
     workspace = (
         session_dir / COPY_DIR if started.workspace_mode == WorkspaceMode.COPY.value else projects / started.prompt
     )
     log = workspace / "log"
-    calls = asked_calls(name, events, verdict.violations)
+    wrong: list[str] = []
+    calls = asked_calls(name, events, wrong)
+    verdict.violations += [one for one in wrong if not (is_cut_off and one.endswith(NO_ANSWER))]
     verdict.calls.update(call.kind for call in calls)
     verdict.violations += check_log(name, calls, log.read_text() if log.exists() else "")
     return started.prompt
@@ -151,7 +164,7 @@ def asked_calls(name: str, events: Sequence[Any], violations: list[str]) -> list
             arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
             token = TOKEN.search(arguments)
             if len(got) != 1:
-                violations.append(f"{place}: {len(got)} answers")
+                violations.append(f"{place}: {len(got)} answers" if got else f"{place}{NO_ANSWER}")
                 calls.append(Asked(place, token[1] if token else "", UNANSWERED, ""))
                 continue
             calls.append(Asked(place, token[1] if token else "", _kind(got[0]), got[0].answer))
@@ -205,7 +218,7 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
     return wrong
 
 
-EXPIRING = ("claim", "reply", "lanes", "errands", "grant")
+EXPIRING = ("claim", "reply", "lanes", "errands", "grant", "breaker:session")
 """What a part that was killed leaves in Redis to expire by itself: nobody knows that it is done with."""
 
 

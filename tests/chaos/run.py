@@ -103,7 +103,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
                 time.sleep(0.02)
         leftovers = stage.finish(FINISH_S)
         may_fail = [words for kind, words in MAY_FAIL if report.injected[kind]]
-        report.verdict = check_sessions(stage.directory, stage.projects, may_fail)
+        report.verdict = check_sessions(stage.directory, stage.projects, may_fail, stage.cut_off)
         report.verdict.violations += leftovers
         report.recoveries = stage.recoveries
         report.seconds = time.monotonic() - began

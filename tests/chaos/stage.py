@@ -107,6 +107,8 @@ class ChaosStage:
         self.on_told: Callable[[str, dict[str, Any]], None] = lambda coordinator, told: None
         """Called with whatever a coordinator tells."""
         self.answers: Counter[str] = Counter()
+        self.cut_off: set[str] = set()
+        """Sessions whose coordinator said that the volume took nothing more."""
         self.expiring_keys = 0
         """Keys that were left in Redis to expire, once all had ended."""
         self._docker = docker.APIClient(timeout=60)
@@ -343,6 +345,8 @@ class ChaosStage:
 
     def _told(self, coordinator: str, told: dict[str, Any]) -> None:
         project = told.get("project", "")
+        if told.get("reason", "").startswith("storage"):
+            self.cut_off.add(told["session"])
         self.on_told(coordinator, told)
         with self._lock:
             match told["what"]:
