@@ -8,7 +8,6 @@ delivery that holds the claim does both.
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 from celery import Celery
 from celery.exceptions import Ignore
@@ -40,26 +39,26 @@ log = logging.getLogger(__name__)
 def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp, on_canary: Callable[[], None]) -> None:
     """Give the app the bodies of this node's tasks, and remote control the command that ends running calls."""
 
-    def call(order: dict[str, Any]) -> dict[str, Any]:
+    def call(order: str) -> str:
         try:
-            return calls.call(CallOrder.model_validate(order)).model_dump(mode="json")
+            return calls.call(CallOrder.from_text(order)).to_text()
         except ClaimRefused as exc:
             log.warning("delivery ignored", extra={"reason": str(exc)})
             raise Ignore from exc
 
-    def join(order: dict[str, Any]) -> dict[str, Any]:
-        return calls.join(CallOrder.model_validate(order)).model_dump(mode="json")
+    def join(order: str) -> str:
+        return calls.join(CallOrder.from_text(order)).to_text()
 
-    def prepare(order: dict[str, Any]) -> dict[str, Any]:
-        return prepared(boxes, mcp, PrepareOrder.model_validate(order)).model_dump(mode="json")
+    def prepare(order: str) -> str:
+        return prepared(boxes, mcp, PrepareOrder.from_text(order)).to_text()
 
-    def finish(order: dict[str, Any]) -> dict[str, Any]:
-        ended = FinishOrder.model_validate(order)
+    def finish(order: str) -> str:
+        ended = FinishOrder.from_text(order)
         mcp.end(ended.box.session)
-        return boxes.finish(ended).model_dump(mode="json")
+        return boxes.finish(ended).to_text()
 
-    def copy(order: dict[str, Any]) -> dict[str, Any]:
-        return boxes.copy(CopyOrder.model_validate(order)).model_dump(mode="json")
+    def copy(order: str) -> str:
+        return boxes.copy(CopyOrder.from_text(order)).to_text()
 
     def cancel(state: object, call_keys: list[str]) -> dict[str, str]:
         calls.cancel(call_keys)

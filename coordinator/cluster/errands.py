@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from coordinator.cluster.collect import ReplyReader
@@ -143,8 +142,8 @@ def outcome_of(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:
     if isinstance(asked, str) or asked.result is None:
         return None
     try:
-        return kind.model_validate(asked.result)
-    except ValidationError:
+        return kind.from_text(asked.result)
+    except ValueError:
         return None
 
 

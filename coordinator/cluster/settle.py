@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from coordinator.cluster.collect import ReplyReader
@@ -322,8 +321,8 @@ def _read(reply: Reply) -> CallOutcome | None:
     if not reply.succeeded or reply.result is None:
         return None
     try:
-        return CallOutcome.model_validate(reply.result)
-    except ValidationError:
+        return CallOutcome.from_text(reply.result)
+    except ValueError:
         return None
 
 

@@ -5,7 +5,6 @@
 
 import os
 import sys
-from typing import Any
 
 import redis
 from celery.exceptions import Ignore
@@ -39,18 +38,18 @@ def main() -> None:
     claim = client.register_script(scripts.CLAIM)
     life = NodeLife(node=name, incarnation=f"{name}-{os.getpid()}", places=PLACES, lanes=LANES, pid=os.getpid())
 
-    def call(order: dict[str, Any]) -> dict[str, Any]:
-        key = CallOrder.model_validate(order).key
+    def call(order: str) -> str:
+        key = CallOrder.from_text(order).key
         names = [keys.claim(str(key)), keys.session(key.session)]
         if claim(keys=names, args=[str(key), key.generation, key.step, keys.CLAIM_TTL_S]) != b"granted":
             raise Ignore
-        return CallOutcome(key=key, fate=Fate.RAN, result=dict(RESULT)).model_dump(mode="json")
+        return CallOutcome(key=key, fate=Fate.RAN, result=dict(RESULT)).to_text()
 
-    def prepare(order: dict[str, Any]) -> dict[str, Any]:
-        return PrepareOutcome(session=PrepareOrder.model_validate(order).box.session).model_dump(mode="json")
+    def prepare(order: str) -> str:
+        return PrepareOutcome(session=PrepareOrder.from_text(order).box.session).to_text()
 
-    def finish(order: dict[str, Any]) -> dict[str, Any]:
-        return FinishOutcome(session=FinishOrder.model_validate(order).box.session).model_dump(mode="json")
+    def finish(order: str) -> str:
+        return FinishOutcome(session=FinishOrder.from_text(order).box.session).to_text()
 
     app = create_app(redis_url)
     for task, body in ((CALL_TASK, call), (PREPARE_TASK, prepare), (FINISH_TASK, finish)):

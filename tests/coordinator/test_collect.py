@@ -25,7 +25,7 @@ async def reader(redis_url: str) -> AsyncIterator[ReplyReader]:
     await client.aclose()
 
 
-def append(client: redis.Redis, task_id: str, **result: Any) -> None:
+def append(client: redis.Redis, task_id: str, result: str = "") -> None:
     entry = json.dumps({"task_id": task_id, "status": "SUCCESS", "result": result})
     client.xadd(STREAM, {REPLY_FIELD: entry})
 
@@ -47,20 +47,20 @@ async def reading(client: redis.Redis) -> int:
 async def test_a_reply_reaches_the_one_who_expects_it(reader: ReplyReader, redis_client: redis.Redis) -> None:
     one, other = reader.expect("t1"), reader.expect("t2")
 
-    append(redis_client, "t2", n=2)
-    append(redis_client, "t1", n=1)
+    append(redis_client, "t2", "two")
+    append(redis_client, "t1", "one")
 
-    assert await come(one) == Reply("t1", True, {"n": 1}, "")
-    assert await come(other) == Reply("t2", True, {"n": 2}, "")
+    assert await come(one) == Reply("t1", True, "one", "")
+    assert await come(other) == Reply("t2", True, "two", "")
 
 
 async def test_a_reply_that_was_there_before_the_reader_is_read(redis_url: str, redis_client: redis.Redis) -> None:
-    append(redis_client, "t1", n=1)
+    append(redis_client, "t1", "one")
     client = connect(redis_url)
     reader = ReplyReader(client, "c1")
     future = reader.expect("t1")
     async with reader:
-        assert (await come(future)).result == {"n": 1}
+        assert (await come(future)).result == "one"
     await client.aclose()
 
 
@@ -68,20 +68,20 @@ async def test_more_replies_than_one_read_takes_all_come(reader: ReplyReader, re
     futures = [reader.expect(f"t{number}") for number in range(1_000)]
     with redis_client.pipeline() as pipe:
         for number in range(1_000):
-            entry = json.dumps({"task_id": f"t{number}", "status": "SUCCESS", "result": {"n": number}})
+            entry = json.dumps({"task_id": f"t{number}", "status": "SUCCESS", "result": str(number)})
             pipe.xadd(STREAM, {REPLY_FIELD: entry})
         pipe.execute()
 
     replies = [await come(future) for future in futures]
 
-    assert [reply.result for reply in replies] == [{"n": number} for number in range(1_000)]
+    assert [reply.result for reply in replies] == [str(number) for number in range(1_000)]
 
 
 async def test_reading_goes_on_where_a_cut_connection_left_it(
     reader: ReplyReader, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = reader.expect("t1")
-    append(redis_client, "t1", n=1)
+    append(redis_client, "t1", "one")
     await come(before)
     after = reader.expect("t2")
     assert await reading(redis_client) == 1
@@ -89,10 +89,10 @@ async def test_reading_goes_on_where_a_cut_connection_left_it(
     with redis_client.pipeline() as pipe:
         # At once, so that the entry is there before the reader is back.
         pipe.client_kill_filter(_type="normal", skipme=True)
-        pipe.xadd(STREAM, {REPLY_FIELD: json.dumps({"task_id": "t2", "status": "SUCCESS", "result": {"n": 2}})})
+        pipe.xadd(STREAM, {REPLY_FIELD: json.dumps({"task_id": "t2", "status": "SUCCESS", "result": "two"})})
         pipe.execute()
 
-    assert (await come(after)).result == {"n": 2}
+    assert (await come(after)).result == "two"
     assert "the reply stream is away" in caplog.text
 
 
@@ -101,24 +101,24 @@ async def test_many_cuts_lose_nothing(reader: ReplyReader, redis_client: redis.R
         future = reader.expect(f"t{number}")
         await reading(redis_client)
         redis_client.client_kill_filter(_type="normal", skipme=True)
-        append(redis_client, f"t{number}", n=number)
-        assert (await come(future)).result == {"n": number}
+        append(redis_client, f"t{number}", str(number))
+        assert (await come(future)).result == str(number)
 
 
 async def test_what_nobody_expects_is_dropped(reader: ReplyReader, redis_client: redis.Redis) -> None:
-    append(redis_client, "unknown", n=0)
+    append(redis_client, "unknown", "zero")
     future = reader.expect("t1")
-    append(redis_client, "t1", n=1)
+    append(redis_client, "t1", "one")
 
-    assert (await come(future)).result == {"n": 1}
+    assert (await come(future)).result == "one"
 
 
 async def test_a_forgotten_reply_is_dropped(reader: ReplyReader, redis_client: redis.Redis) -> None:
     forgotten, later = reader.expect("t1"), reader.expect("t2")
     reader.forget("t1")
     reader.forget("never expected")
-    append(redis_client, "t1", n=1)
-    append(redis_client, "t2", n=2)
+    append(redis_client, "t1", "one")
+    append(redis_client, "t2", "two")
 
     await come(later)
     assert not forgotten.done()
@@ -127,10 +127,10 @@ async def test_a_forgotten_reply_is_dropped(reader: ReplyReader, redis_client: r
 async def test_a_reply_whose_waiter_went_away_hurts_nobody(reader: ReplyReader, redis_client: redis.Redis) -> None:
     gone, later = reader.expect("t1"), reader.expect("t2")
     gone.cancel()
-    append(redis_client, "t1", n=1)
-    append(redis_client, "t2", n=2)
+    append(redis_client, "t1", "one")
+    append(redis_client, "t2", "two")
 
-    assert (await come(later)).result == {"n": 2}
+    assert (await come(later)).result == "two"
 
 
 @pytest.mark.parametrize(
@@ -146,19 +146,19 @@ async def test_a_reply_whose_waiter_went_away_hurts_nobody(reader: ReplyReader, 
 async def test_garbage_is_passed_over(reader: ReplyReader, redis_client: redis.Redis, fields: dict[Any, Any]) -> None:
     future = reader.expect("t1")
     redis_client.xadd(STREAM, fields)
-    append(redis_client, "t1", n=1)
+    append(redis_client, "t1", "one")
 
-    assert (await come(future)).result == {"n": 1}
+    assert (await come(future)).result == "one"
 
 
 async def test_the_first_state_of_a_task_wins(reader: ReplyReader, redis_client: redis.Redis) -> None:
     first, later = reader.expect("t1"), reader.expect("t2")
-    append(redis_client, "t1", n=1)
-    append(redis_client, "t1", n=2)
-    append(redis_client, "t2", n=3)
+    append(redis_client, "t1", "one")
+    append(redis_client, "t1", "two")
+    append(redis_client, "t2", "three")
 
     await come(later)
-    assert (await come(first)).result == {"n": 1}
+    assert (await come(first)).result == "one"
 
 
 async def test_expecting_twice_is_one_expectation(reader: ReplyReader) -> None:
@@ -170,7 +170,7 @@ async def test_what_was_read_does_not_pile_up(
 ) -> None:
     future = reader.expect("last")
     for number in range(1_000):
-        append(redis_client, f"t{number}", text="x" * 100)
+        append(redis_client, f"t{number}", "x" * 100)
     append(redis_client, "last")
     await come(future)
     await reading(redis_client)
@@ -181,11 +181,11 @@ async def test_what_was_read_does_not_pile_up(
 
 async def test_another_coordinators_replies_are_not_ours(reader: ReplyReader, redis_client: redis.Redis) -> None:
     future = reader.expect("t1")
-    entry = json.dumps({"task_id": "t1", "status": "SUCCESS", "result": {"n": 2}})
+    entry = json.dumps({"task_id": "t1", "status": "SUCCESS", "result": "two"})
     redis_client.xadd(keys.reply_stream("c2"), {REPLY_FIELD: entry})
-    append(redis_client, "t1", n=1)
+    append(redis_client, "t1", "one")
 
-    assert (await come(future)).result == {"n": 1}
+    assert (await come(future)).result == "one"
 
 
 @pytest.mark.usefixtures("redis_client")

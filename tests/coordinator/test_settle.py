@@ -41,7 +41,7 @@ class Node(Dispatcher):
 
     def _answer(self, key: CallKey, task_id: str) -> None:
         outcome = CallOutcome(key=key, fate=Fate.RAN, result={"status": "error", "text": PRINTED})
-        self._reader.expect(task_id).set_result(Reply(task_id, True, outcome.model_dump(mode="json"), ""))
+        self._reader.expect(task_id).set_result(Reply(task_id, True, outcome.to_text(), ""))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from worker.contract.orders import (
     CONTRACT_VERSION,
@@ -108,10 +108,34 @@ def test_another_tool_with_the_same_arguments_has_another_digest() -> None:
 
 
 def test_an_order_is_the_same_after_its_way_over_the_wire() -> None:
-    received = CallOrder.model_validate(json.loads(json.dumps(ORDER.model_dump(mode="json"))))
+    received = CallOrder.from_text(ORDER.to_text())
 
     assert received == ORDER
     assert received.digest == call_digest("Read", {"limit": 3, "path": "x"})
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", "\udfff x", "\x00\u2028", 1e308, float("inf"), 2**70, {"": [None, True, 0.1]}, "ü" * 5_000]
+)
+def test_what_a_model_may_write_travels_as_it_is(value: JsonValue) -> None:
+    order = ORDER.model_copy(update={"arguments": {"a": value}})
+
+    assert CallOrder.from_text(order.to_text()) == order
+
+
+def test_what_is_nested_deeply_travels() -> None:
+    value: JsonValue = 1
+    for _ in range(200):
+        value = [value]
+    order = ORDER.model_copy(update={"arguments": {"a": value}})
+
+    assert CallOrder.from_text(order.to_text()) == order
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "[" * 100_000])
+def test_what_is_no_order_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        CallOrder.from_text(text)
 
 
 def test_fields_of_a_later_release_are_ignored_at_every_level() -> None:

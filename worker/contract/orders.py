@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from worker.contract.checks import Check, CheckOutcome
 from worker.contract.extras import BoxExtras
@@ -30,10 +31,34 @@ CANCEL_COMMAND = "sandhog_cancel"
 class Contract(BaseModel):
     """Base of all orders and outcomes: frozen, versioned, tolerant of fields of a later minor version."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     v: int = CONTRACT_VERSION
     """Version of the contract that the sender speaks."""
+
+    def to_text(self) -> str:
+        """Return the JSON that travels: text, so that Celery carries it as it is."""
+        try:
+            return self.model_dump_json()
+        except PydanticSerializationError:
+            # A lone surrogate of the model's is no UTF-8; escaped it travels.
+            return json.dumps(self.model_dump(mode="json"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Return what `to_text` wrote.
+
+        Raises:
+            ValueError: the text is none of it.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            # The fast parser takes neither lone surrogates nor what is nested deeply.
+            try:
+                return cls.model_validate(json.loads(text))
+            except RecursionError as exc:
+                raise ValueError("nested too deeply") from exc
 
 
 class CallKey(BaseModel):

@@ -25,8 +25,8 @@ class Reply:
     task_id: str
     succeeded: bool
     """The body returned. False: Celery's own failure, which says nothing about whether the body ran."""
-    result: dict[str, Any] | None
-    """What the body returned; None unless it succeeded."""
+    result: str | None
+    """What the body returned: an outcome's text. None unless it succeeded."""
     error: str
     """Celery's words on a failure, else ""."""
 
@@ -38,7 +38,7 @@ def decode_reply(raw: bytes) -> Reply | None:
         task_id, state, result = str(meta["task_id"]), meta["status"], meta["result"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if state == states.SUCCESS and isinstance(result, dict):
+    if state == states.SUCCESS and isinstance(result, str):
         return Reply(task_id, True, result, "")
     return Reply(task_id, False, None, f"{state}: {json.dumps(result)[:500]}")
 
