@@ -195,6 +195,9 @@ class Tool(ABC, Generic[P]):
     secrets: ClassVar[tuple[str, ...]] = ()
     """Names of the principal's secrets that it needs; only for a tool that runs in a process of its own."""
 
+    is_bounded: ClassVar[bool] = False
+    """A run ends by itself, whatever happens, since it waits for its box alone: each request to a box has its limit."""
+
     @property
     def has_own_process(self) -> bool:
         """Whether a call runs in a child process of the node, not in the node itself."""

@@ -42,6 +42,7 @@ class Bash(Tool[BashParameters]):
     )
     parameters = BashParameters
     effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "runs_commands"
+    is_bounded = True
 
     def timeout_s(self, arguments: BashParameters) -> float:
         """Return the command's own limit."""

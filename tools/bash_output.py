@@ -25,6 +25,7 @@ class BashOutput(Tool[BashOutputParameters]):
     )
     parameters = BashOutputParameters
     effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "reads"
+    is_bounded = True
 
     def run(self, arguments: BashOutputParameters, context: RunContext) -> ToolResult:
         """Return the new output; `partial` when some is lost or the command did not end well."""

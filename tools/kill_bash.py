@@ -27,6 +27,7 @@ class KillBash(Tool[KillBashParameters]):
     parameters = KillBashParameters
     # It changes no files, and ends nothing but what the session was allowed to start.
     effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "reads"
+    is_bounded = True
 
     def run(self, arguments: KillBashParameters, context: RunContext) -> ToolResult:
         """Return what was printed last; `partial` when some of it does not end. No error when it had ended before."""

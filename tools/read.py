@@ -49,6 +49,7 @@ class Read(Tool[ReadParameters]):
     )
     parameters = ReadParameters
     effect: ClassVar[Literal["reads", "changes", "runs_commands"]] = "reads"
+    is_bounded = True
 
     def is_concurrency_safe(self, arguments: ReadParameters) -> bool:
         """Reading changes nothing."""

@@ -113,8 +113,8 @@ class Calls:
         if not self._accept(str(order.key), future):
             raise ClaimRefused(f"{order.key} was accepted before")
         try:
-            self._take_claim(order)
-            outcome = self._through_gates(order, joining=False)
+            is_marked = self._take_claim(order)
+            outcome = self._through_gates(order, joining=False, is_marked=is_marked)
             future.set_result(outcome)
         except BaseException as exc:
             # With its trace it holds the order: it is let go like an outcome.
@@ -177,25 +177,28 @@ class Calls:
                 if dropped in self._known:
                     self._known[dropped] = None
 
-    def _take_claim(self, order: CallOrder) -> None:
+    def _take_claim(self, order: CallOrder) -> bool:
+        """Return whether a breaker has a record of the call's tool."""
         key = order.key
         # The token makes the claim repeatable by this delivery alone: an answer that Redis gave but the connection
         # lost is asked for again and granted again.
         token = f"{self._incarnation}/{uuid.uuid4().hex}"
-        names = [keys.claim(str(key)), keys.session(key.session)]
-        arguments: list[str | int] = [token, key.generation, key.step, keys.CLAIM_TTL_S]
+        breakers = [keys.session_breakers(key.session), keys.node_breakers(order.node)]
+        names = [keys.claim(str(key)), keys.session(key.session), *breakers]
+        arguments: list[str | int] = [token, key.generation, key.step, keys.CLAIM_TTL_S, order.tool]
         if key.session != order.box.session:
             names.append(keys.session(order.box.session))
             arguments.append(order.box.generation)
         verdict = patiently(lambda: self._claim(keys=names, args=arguments))
         verdict = ClaimVerdict(verdict.decode() if isinstance(verdict, bytes) else verdict)
-        if verdict is not ClaimVerdict.GRANTED:
+        if verdict not in (ClaimVerdict.GRANTED, ClaimVerdict.GRANTED_MARKED):
             raise ClaimRefused(f"{key}: {verdict}")
+        return verdict is ClaimVerdict.GRANTED_MARKED
 
-    def _through_gates(self, order: CallOrder, *, joining: bool) -> CallOutcome:
+    def _through_gates(self, order: CallOrder, *, joining: bool, is_marked: bool = True) -> CallOutcome:
         claimed_at, started = self._clock(), time.monotonic()
         spill = self._spills.file(Path(order.box.session_dir), spill_name(order), joining=joining)
-        whole = self._checked(order, spill, joining)
+        whole = self._checked(order, spill, joining, is_marked)
         result, cut = budget.fit(whole, spill, order.result_bytes)
         if spill.flaw is SpillFlaw.VOLUME:
             log.error("the spill was refused", extra={"call_id": str(order.key), "error": spill.problem})
@@ -230,7 +233,7 @@ class Calls:
         is_lost = result.error_code is ErrorCode.BOX_LOST
         return "" if is_lost else self._boxes.take_note(order.box.session, order.key.session)
 
-    def _checked(self, order: CallOrder, spill: SpillFile, joining: bool) -> ToolResult:
+    def _checked(self, order: CallOrder, spill: SpillFile, joining: bool, is_marked: bool) -> ToolResult:
         try:
             tool: AnyTool | None = self._registry.get(order.tool) or self._mcp.tool(order)
             if tool is None:
@@ -242,7 +245,7 @@ class Calls:
             cancelled = str(order.key) in self._cancelled
         if cancelled and not joining:
             return ToolResult.failure(ErrorCode.CANCELLED, f"{order.tool} was cancelled before it ran.")
-        return self._gates(GateCall(order, tool, arguments, spill, joining))
+        return self._gates(GateCall(order, tool, arguments, spill, joining, is_marked=is_marked))
 
 
 def _cancel(box: Box, call_key: str) -> None:

@@ -18,6 +18,9 @@ from worker.contract.replies import REPLY_FIELD, Reply, decode_reply
 log = logging.getLogger(__name__)
 
 BLOCK_MS = 5_000
+TRIM_MS = 200
+"""So long after the last reply what was read is removed, or once there is this much of it:"""
+TRIM_ENTRIES = 64
 RETRY_S = 0.2
 BATCH = 256
 
@@ -32,6 +35,8 @@ class ReplyReader:
         self._stream = keys.reply_stream(coordinator)
         self._expected: dict[str, asyncio.Future[Reply]] = {}
         self._last_id = "0-0"
+        self._untrimmed = 0
+        """Entries that were read and still stand in the stream."""
         self._has_answered = False
         self._task: asyncio.Task[None] | None = None
 
@@ -68,22 +73,26 @@ class ReplyReader:
     async def _read_forever(self) -> None:
         while True:
             try:
-                answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=BLOCK_MS)
+                block_ms = TRIM_MS if self._untrimmed else BLOCK_MS
+                answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=block_ms)
                 self._has_answered = True
-                await self._take(cast(_Answer, answer))
+                self._take(cast(_Answer, answer))
+                if self._untrimmed >= (TRIM_ENTRIES if answer else 1):
+                    # What was read is not needed again: a successor of this process asks the nodes, not this stream.
+                    await self._redis.xtrim(self._stream, minid=self._last_id, approximate=True)
+                    self._untrimmed = 0
             except (RedisError, OSError) as exc:
                 # A Redis that is just starting is no news; one that went away is.
                 level = logging.WARNING if self._has_answered else logging.INFO
                 log.log(level, "the reply stream is away", extra={"error": str(exc)})
                 await asyncio.sleep(RETRY_S)
 
-    async def _take(self, answer: _Answer) -> None:
+    def _take(self, answer: _Answer) -> None:
         for _, entries in answer:
+            self._untrimmed += len(entries)
             for entry_id, fields in entries:
                 self._last_id = entry_id.decode()
                 reply = decode_reply(fields.get(REPLY_FIELD.encode(), b""))
                 waiting = self._expected.pop(reply.task_id, None) if reply else None
                 if reply and waiting and not waiting.done():
                     waiting.set_result(reply)
-            # What was read is not needed again: a successor of this process asks the nodes, not this stream.
-            await self._redis.xtrim(self._stream, minid=self._last_id, approximate=True)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -72,6 +73,22 @@ class TestGate:
         assert "3 faults in a row in this session, the last one TIMEOUT" in refused.error_message
         assert "tried again in 300 s" in refused.error_message
         assert refused.data == {"retry_in_s": 300, "scope": "session", "faults": 3, "last_fault": "TIMEOUT"}
+
+    def test_a_call_that_no_breaker_knows_asks_none_and_counts_its_fault(
+        self, gate: BreakerGate, make_call: MakeCall, redis_client: redis.Redis
+    ) -> None:
+        def scripts_run() -> int:
+            stats: Any = redis_client.info("commandstats")
+            return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+        before = scripts_run()
+        assert gate(replace(make_call(), is_marked=False), ends(None)).text == "done"
+        assert scripts_run() == before
+
+        first = gate(replace(make_call(), is_marked=False), ends(ErrorCode.TIMEOUT)).error_message
+        assert "fault 1 in a row" in str(first)
+        second = gate(make_call(), ends(ErrorCode.TIMEOUT)).error_message
+        assert "fault 2 in a row" in str(second)
 
     @pytest.mark.parametrize(
         "code",

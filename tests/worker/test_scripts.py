@@ -57,14 +57,32 @@ class TestClaim:
         assert claim(session, token="t1") == "granted"
         assert claim(session, token="t1") == "granted"
 
+    @pytest.mark.parametrize("name", [keys.session_breakers("s1"), keys.node_breakers("a")])
+    def test_it_says_whether_a_breaker_has_a_record_of_the_tool(self, session: redis.Redis, name: str) -> None:
+        def claim_of(tool: str, index: int) -> str:
+            key = KEY.model_copy(update={"index": index})
+            breakers = [keys.session_breakers("s1"), keys.node_breakers("a")]
+            names = [keys.claim(str(key)), keys.session("s1"), *breakers]
+            arguments: list[str | int] = ["t", key.generation, key.step, TTL_S, tool]
+            answer = session.register_script(scripts.CLAIM)(keys=names, args=arguments)
+            assert isinstance(answer, bytes)
+            return answer.decode()
+
+        session.hset(name, "Bash", "{}")
+
+        assert claim_of("Bash", 0) == "granted_marked"
+        assert claim_of("Bash", 0) == "granted_marked"
+        assert claim_of("Read", 1) == "granted"
+
     def test_of_a_sub_agent_only_while_the_session_above_it_is_the_same_and_goes_on(self, session: redis.Redis) -> None:
         child = CallKey(session="s1.2-3-0", generation=1, step=1, index=0)
         script = session.register_script(scripts.OPEN_SESSION)
         assert script(keys=[keys.session(child.session)], args=[1, TTL_S]) == 1
 
         def claim_in(index: int, box_generation: int = 2) -> str:
-            names = [keys.claim(f"{child}/{index}"), keys.session(child.session), keys.session("s1")]
-            arguments: list[str | int] = ["t", child.generation, child.step, TTL_S, box_generation]
+            breakers = [keys.session_breakers(child.session), keys.node_breakers("a")]
+            names = [keys.claim(f"{child}/{index}"), keys.session(child.session), *breakers, keys.session("s1")]
+            arguments: list[str | int] = ["t", child.generation, child.step, TTL_S, "Bash", box_generation]
             answer = session.register_script(scripts.CLAIM)(keys=names, args=arguments)
             assert isinstance(answer, bytes)
             return answer.decode()

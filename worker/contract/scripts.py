@@ -10,24 +10,31 @@ FENCED = "FENCED"
 """Value of a claim that no worker may take any more."""
 
 CLAIM = """
--- KEYS: claim, session, the box's session. ARGV: token, generation, step, ttl_s, the box's generation. The last of each
--- only for a sub-agent: the session above it must not be another coordinator's by now, nor cancelled.
--- One delivery's own repeated claim is granted again.
+-- KEYS: claim, session, its breakers, its node's breakers, the box's session. ARGV: token, generation, step, ttl_s,
+-- tool, the box's generation. The last of each only for a sub-agent: the session above it must not be another
+-- coordinator's by now, nor cancelled. One delivery's own repeated claim is granted again.
+-- What is granted says whether a breaker must be asked: as good as no call meets one.
+local function granted()
+  for place = 3, math.min(#KEYS, 4) do
+    if redis.call('HEXISTS', KEYS[place], ARGV[5]) == 1 then return 'granted_marked' end
+  end
+  return 'granted'
+end
 local held = redis.call('GET', KEYS[1])
-if held == ARGV[1] then return 'granted' end
+if held == ARGV[1] then return granted() end
 if held == 'FENCED' then return 'fenced' end
 if held then return 'taken' end
 local s = redis.call('HMGET', KEYS[2], 'generation', 'step', 'cancelled')
 if not s[1] or tonumber(s[1]) ~= tonumber(ARGV[2]) then return 'stale_generation' end
 if s[2] and tonumber(ARGV[3]) < tonumber(s[2]) then return 'stale_step' end
 if s[3] == '1' then return 'cancelled' end
-if KEYS[3] then
-  local above = redis.call('HMGET', KEYS[3], 'generation', 'cancelled')
-  if above[1] and tonumber(above[1]) ~= tonumber(ARGV[5]) then return 'stale_generation' end
+if KEYS[5] then
+  local above = redis.call('HMGET', KEYS[5], 'generation', 'cancelled')
+  if above[1] and tonumber(above[1]) ~= tonumber(ARGV[6]) then return 'stale_generation' end
   if above[2] == '1' then return 'cancelled' end
 end
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[4])
-return 'granted'
+return granted()
 """
 
 FENCE = """
@@ -138,6 +145,9 @@ class ClaimVerdict(StrEnum):
     """What the claim script answered."""
 
     GRANTED = "granted"
+    """And no breaker, of those named, has a record of the tool."""
+    GRANTED_MARKED = "granted_marked"
+    """And a breaker has one."""
     TAKEN = "taken"
     FENCED = "fenced"
     STALE_GENERATION = "stale_generation"

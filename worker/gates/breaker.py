@@ -33,7 +33,7 @@ class BreakerGate:
     def __call__(self, call: GateCall, following: Handler) -> ToolResult:
         """Return a CIRCUIT_OPEN result, or what follows; a fault says how many there were in a row."""
         # A join's call was let through when it was started; its end counts, under the same token.
-        refusal = None if call.joining else self._refusal(call)
+        refusal = None if call.joining or not call.is_marked else self._refusal(call)
         return refusal or self._counted(call, following(call))
 
     def _refusal(self, call: GateCall) -> ToolResult | None:
@@ -48,7 +48,9 @@ class BreakerGate:
     def _counted(self, call: GateCall, result: ToolResult) -> ToolResult:
         rule = self._settings.rule(call.order.tool)
         endings = endings_of(call, result, rule)
-        if endings is None:
+        if endings is None or (not call.is_marked and Ending.FAULT not in endings):
+            # Where nothing was counted there is nothing to count anew. A fault that came meanwhile stands: the next
+            # call is told of it, and its end counts.
             return result
         arguments: list[str | int] = [
             call.order.tool,

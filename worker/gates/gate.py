@@ -25,6 +25,8 @@ class GateCall:
     """The call was started earlier: nothing may be started now, only its answer fetched."""
     seen: SeenFiles | None = None
     """What the session has seen of its files; None checks and keeps nothing."""
+    is_marked: bool = True
+    """A breaker may have a record of the tool. False: none had when the call was claimed, so none need be asked."""
 
 
 Handler = Callable[[GateCall], ToolResult]

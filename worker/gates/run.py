@@ -73,6 +73,8 @@ class RunGate:
         try:
             if tool.has_own_process:
                 return self._own.run(call, box)
+            if tool.is_bounded:
+                return tool.run(call.arguments, self._context(call, box))
             limit_s = tool.timeout_s(call.arguments) + self._grace_s
             return within(limit_s, lambda: tool.run(call.arguments, self._context(call, box)), order.tool)
         except BoxLost as exc:
