@@ -85,6 +85,12 @@ class Lease:
         """Since it was renewed."""
         return time.monotonic() - self._renewed_at
 
+    @property
+    def is_draining(self) -> bool:
+        """Nothing new is taken any more."""
+        with self._told:
+            return self._life.state == "draining"
+
     def drain(self) -> None:
         """Say that nothing new is taken; what runs goes on under the lease. Idempotent."""
         self.describe(state="draining")

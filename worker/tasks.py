@@ -8,14 +8,16 @@ delivery that holds the claim does both.
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Ignore
 from celery.worker.control import control_command
 
 from worker.boxes import Boxes
 from worker.calls import Calls, ClaimRefused
 from worker.canary import CANARY_TASK
+from worker.chains import run_chain
 from worker.contract.orders import (
     CALL_TASK,
     CANCEL_COMMAND,
@@ -36,15 +38,18 @@ from worker.project_notes import project_notes
 log = logging.getLogger(__name__)
 
 
-def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp, on_canary: Callable[[], None]) -> None:
+def register(
+    app: Celery,
+    calls: Calls,
+    boxes: Boxes,
+    mcp: Mcp,
+    on_canary: Callable[[], None],
+    is_ending: Callable[[], bool] = lambda: False,
+) -> None:
     """Give the app the bodies of this node's tasks, and remote control the command that ends running calls."""
 
-    def call(order: str) -> str:
-        try:
-            return calls.call(CallOrder.from_text(order)).to_text()
-        except ClaimRefused as exc:
-            log.warning("delivery ignored", extra={"reason": str(exc)})
-            raise Ignore from exc
+    def call(task: Task, order: str) -> str:
+        return run_chain(app, task.request, order, partial(_run, calls), is_ending)
 
     def join(order: str) -> str:
         return calls.join(CallOrder.from_text(order)).to_text()
@@ -67,11 +72,20 @@ def register(app: Celery, calls: Calls, boxes: Boxes, mcp: Mcp, on_canary: Calla
     def canary() -> None:
         on_canary()
 
-    bodies = {CALL_TASK: call, JOIN_TASK: join, PREPARE_TASK: prepare, FINISH_TASK: finish, COPY_TASK: copy}
+    app.task(call, name=CALL_TASK, bind=True)
+    bodies = {JOIN_TASK: join, PREPARE_TASK: prepare, FINISH_TASK: finish, COPY_TASK: copy}
     for name, body in bodies.items():
         app.task(body, name=name)
     app.task(canary, name=CANARY_TASK, ignore_result=True)
     control_command(name=CANCEL_COMMAND, args=[("call_keys", list)])(cancel)
+
+
+def _run(calls: Calls, order: str) -> str:
+    try:
+        return calls.call(CallOrder.from_text(order)).to_text()
+    except ClaimRefused as exc:
+        log.warning("delivery ignored", extra={"reason": str(exc)})
+        raise Ignore from exc
 
 
 def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:

@@ -102,7 +102,7 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         has_tool=lambda name: own.registry.get(name) is not None,
     )
     calls = _calls(settings, client, boxes, own, mcp, lanes, life.incarnation, told.ended)
-    tasks.register(app, calls, boxes, mcp, canary.arrive)
+    tasks.register(app, calls, boxes, mcp, canary.arrive, lambda: lease.is_draining)
     worker = _celery_worker(app, settings.node, threads)
     _adopt(boxes)
     end.takes(boxes, own, mcp)

@@ -7,9 +7,11 @@ import os
 import sys
 
 import redis
+from celery import Task
 from celery.exceptions import Ignore
 
 from worker.app import create_app
+from worker.chains import run_chain
 from worker.contract import keys, scripts
 from worker.contract.orders import (
     CALL_TASK,
@@ -38,12 +40,15 @@ def main() -> None:
     claim = client.register_script(scripts.CLAIM)
     life = NodeLife(node=name, incarnation=f"{name}-{os.getpid()}", places=PLACES, lanes=LANES, pid=os.getpid())
 
-    def call(order: str) -> str:
+    def run(order: str) -> str:
         key = CallOrder.from_text(order).key
         names = [keys.claim(str(key)), keys.session(key.session)]
         if claim(keys=names, args=[str(key), key.generation, key.step, keys.CLAIM_TTL_S]) != b"granted":
             raise Ignore
         return CallOutcome(key=key, fate=Fate.RAN, result=dict(RESULT)).to_text()
+
+    def call(task: Task, order: str) -> str:
+        return run_chain(app, task.request, order, run, lambda: False)
 
     def prepare(order: str) -> str:
         return PrepareOutcome(session=PrepareOrder.from_text(order).box.session).to_text()
@@ -52,7 +57,8 @@ def main() -> None:
         return FinishOutcome(session=FinishOrder.from_text(order).box.session).to_text()
 
     app = create_app(redis_url)
-    for task, body in ((CALL_TASK, call), (PREPARE_TASK, prepare), (FINISH_TASK, finish)):
+    app.task(call, name=CALL_TASK, bind=True)
+    for task, body in ((PREPARE_TASK, prepare), (FINISH_TASK, finish)):
         app.task(body, name=task)
     lease = Lease(client, life)
     lease.start()
