@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from coordinator.endpoint.fragments import mend
@@ -15,6 +16,10 @@ from coordinator.endpoint.fragments import mend
 REDACTED = "[redacted]"
 MIN_SECRET_CHARS = 6
 """A given secret shorter than this is left alone: it would be found in innocent words."""
+SHORT_CHARS = 48
+KEPT_SHORT = 4_096
+"""Of so short texts the last are remembered with what became of them: names of fields, tools and states come again
+with every event."""
 
 # No pattern may look further than a bounded way for nothing: the texts are long, and the tools' output is hostile.
 # Much of what is kept is JSON inside text: there a line begins behind the two characters of its `\n`.
@@ -63,9 +68,13 @@ class Redactor:
         once = {_escaped(secret) for secret in told}
         known = sorted(told | once | {_escaped(secret) for secret in once}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        self._short = lru_cache(KEPT_SHORT)(self._clean)
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
+        return self._short(text) if len(text) <= SHORT_CHARS else self._clean(text)
+
+    def _clean(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
         text = _SHAPES.sub(REDACTED, text)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from coordinator.errors import TranscriptError
 from coordinator.session.events import Event, is_kept, parse_event
@@ -103,7 +104,7 @@ class Transcript:
         at = self._now().astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = self._redactor.value(event.model_dump())
         line = {"v": VERSION, "seq": self._seq + 1, "at": at, **fields}
-        content = json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        content = to_json(line) + b"\n"
         try:
             self._append(content)
         except OSError as exc:
