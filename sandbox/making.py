@@ -149,6 +149,7 @@ class Maker:
                 made = {MADE_LABEL: "setup", MADE_BY_LABEL: session, MADE_OF_LABEL: base.proven_as}
                 labels = dict.fromkeys(labels, "") | (config.get("Labels") or {}) | made
                 conf = {**config, "Labels": labels, "Entrypoint": config.get("Entrypoint") or []}
+                conf.setdefault("StopSignal", "SIGTERM")
                 repository, _, version = tag.partition(":")
                 client.commit(name, repository=repository, tag=version, conf=conf)
         finally:

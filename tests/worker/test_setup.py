@@ -144,6 +144,7 @@ def test_a_kept_image_is_like_its_base_and_names_no_box(
     assert kept["Env"] == base["Env"]
     assert kept["Cmd"] == base["Cmd"]
     assert (kept["Entrypoint"] or None) == (base["Entrypoint"] or None)
+    assert kept.get("StopSignal", "SIGTERM") == base.get("StopSignal", "SIGTERM")
     assert kept["Labels"][MADE_LABEL] == "setup"
     assert {name for name, value in kept["Labels"].items() if value} - set(base["Labels"] or {}) == {
         MADE_LABEL,
