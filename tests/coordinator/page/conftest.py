@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from coordinator.service.records import RECORD, SessionRecord
 from coordinator.session.events import Event
@@ -44,6 +44,7 @@ async def browser() -> AsyncIterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         without_server("there is no chromium: deploy/setup.sh --dev installs it")
+    expect.set_options(timeout=60_000)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield browser
