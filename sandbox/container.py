@@ -13,7 +13,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from sandbox.deaths import Deaths
 from sandbox.door import Door, DoorStream
 from sandbox.engine_stream import ExecStream
-from sandbox.errors import EngineAway, EngineUnavailable, ImageMissing, LossReason
+from sandbox.errors import EngineAway, EngineFailing, EngineUnavailable, ImageMissing, LossReason
 from sandbox.guest_folder import command_line
 from sandbox.link import Stream
 
@@ -33,6 +33,8 @@ def translated(what: str) -> Iterator[None]:
     except requests.exceptions.ConnectionError as error:
         raise EngineAway(f"{what}: {error}") from error
     except FOREIGN as error:
+        if isinstance(error, APIError) and error.is_server_error():
+            raise EngineFailing(f"{what}: {error}") from error
         is_refusal = isinstance(error, APIError) and error.status_code == HTTPStatus.BAD_REQUEST
         raise EngineUnavailable(f"{what}: {error}", is_refusal=is_refusal) from error
 

@@ -8,6 +8,7 @@ __all__ = [
     "BoxLost",
     "ControlNotEnforced",
     "EngineAway",
+    "EngineFailing",
     "EngineUnavailable",
     "GuestRefused",
     "ImageMissing",
@@ -72,6 +73,10 @@ class EngineUnavailable(SandboxError):
 
 class EngineAway(EngineUnavailable):
     """Nobody listens at the container engine's address: it is being restarted, or it is down."""
+
+
+class EngineFailing(EngineUnavailable):
+    """The container engine failed a request by a fault of its own, as one does that is just ending."""
 
 
 class ImageMissing(SandboxError):

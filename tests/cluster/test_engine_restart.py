@@ -122,11 +122,19 @@ def node(state_dir: Path, server: Server, engine: Engine, until: Until) -> Itera
     name = f"n-{uuid.uuid4().hex[:6]}"
     node = Node(name, state_dir, server.url, {"DOCKER_HOST": engine.url, "SANDHOG_DEAD_MAN_S": "60"})
     node.start()
-    with redis.Redis.from_url(server.url) as client:
-        until(lambda: bool(client.exists(keys.lease(name))), "the node has its lease", WAIT_S)
-    yield node
-    node.process.terminate()
-    assert node.process.wait(WAIT_S) == 0, node.log()
+    try:
+        with redis.Redis.from_url(server.url) as client:
+
+            def is_up() -> bool:
+                assert node.process.poll() is None, node.log()
+                return bool(client.exists(keys.lease(name)))
+
+            until(is_up, "the node has its lease", WAIT_S)
+        yield node
+    finally:
+        node.process.terminate()
+        code = node.process.wait(WAIT_S)
+    assert code == 0, node.log()
 
 
 @pytest.fixture
