@@ -41,6 +41,7 @@ class BatchApprove(StrEnum):
     WAIT = "wait"
 
 
+# As long as it has flags: each is a parameter with its help, and the body only puts them together.
 @app.command()
 def batch(
     tasks: Annotated[Path, typer.Argument(help="File with a task a line, as JSON: `id`, `prompt`, …; docs/batch.md.")],

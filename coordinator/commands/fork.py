@@ -32,6 +32,7 @@ from coordinator.settings import Settings, read_settings
 app = typer.Typer(add_completion=False)
 
 
+# As long as it has flags: each is a parameter with its help, and the body only puts them together.
 @app.command()
 def fork(
     session_id: SessionId,

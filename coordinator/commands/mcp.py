@@ -27,6 +27,7 @@ Answerer = Annotated[
 ]
 
 
+# As long as it has flags: each is a parameter with its help, and the body only puts them together.
 @app.command()
 def mcp(
     workspace: run_flags.Workspace = Path(),

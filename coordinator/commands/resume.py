@@ -23,6 +23,7 @@ from coordinator.settings import read_settings
 app = typer.Typer(add_completion=False)
 
 
+# As long as it has flags: each is a parameter with its help, and the body only puts them together.
 @app.command()
 def resume(
     session_id: SessionId,

@@ -28,6 +28,7 @@ app = typer.Typer(add_completion=False)
 UNASKED = "sandhog: --approve always: whatever is asked about runs on {directory} itself, as with --policy boxed."
 
 
+# As long as it has flags: each is a parameter with its help, and the body only puts them together.
 @app.command()
 def run(
     prompt: run_flags.Prompt,
