@@ -104,8 +104,11 @@ class Breakers:
         return listed
 
     async def _look(self, names: Sequence[str]) -> list[list[BreakerView]]:
-        # Plain reads, one after the other on one connection: the time is never earlier than what it is compared with.
-        records = [await self._redis.hgetall(name) for name in names]
+        # Plain reads, before the time is asked for: that is never earlier than what it is compared with.
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.hgetall(name)
+            records = await pipe.execute()
         if not any(records):
             return [[] for _ in names]
         now_ms = breaker.now_ms(await self._redis.time())
