@@ -2,7 +2,7 @@
 
 A message holds all links behind its own, and they are this node's. Celery would publish the rest anew behind each link,
 which costs more than the call itself; here one thread runs them one after the other. Each is claimed and answered by
-itself, the answer before the next one starts. A node that is ending leaves what has not begun to Celery.
+itself, the answer before the next one starts. A node that is ending leaves the links that have not begun to Celery.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,14 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.exceptions import Ignore
 
+from worker.contract.replies import TOLD
+
 Run = Callable[[str], str]
 """Runs one order and returns its outcome, both as text. Raises `Ignore` where its claim was refused."""
 
 
 def run_chain(app: Celery, request: Context, order: str, run: Run, is_ending: Callable[[], bool]) -> str:
-    """Return the outcome of a message's own order for Celery to store, if that was the only one that ran.
+    """Return what Celery is to store for the message: its own order's outcome, or `TOLD` where links ran behind it.
 
     Args:
         app: Celery's app.
@@ -27,7 +29,7 @@ def run_chain(app: Celery, request: Context, order: str, run: Run, is_ending: Ca
         is_ending: Nothing new is to begin.
 
     Raises:
-        Ignore: nothing is to be stored or published any more: all that ran is answered, or a claim was refused.
+        Ignore: a claim was refused, or a link broke; nothing is to be published any more.
     """
     chain: list[Any] = request.chain or []
     task_id, outcome = request.id, run(order)
@@ -45,7 +47,6 @@ def run_chain(app: Celery, request: Context, order: str, run: Run, is_ending: Ca
             raise Ignore from exc
     if task_id == request.id:
         return outcome
-    if chain:
-        app.signature(chain.pop()).apply_async(chain=chain)
+    # By returning: Celery makes a long record of each exception, which costs as much as a call.
     app.backend.store_result(task_id, outcome, states.SUCCESS, request=request)
-    raise Ignore
+    return TOLD

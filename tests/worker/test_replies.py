@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from worker.app import create_app
 from worker.contract import keys
-from worker.contract.replies import REPLY_FIELD, Reply, ReplyStreamBackend, decode_reply
+from worker.contract.replies import REPLY_FIELD, TOLD, Reply, ReplyStreamBackend, decode_reply
 
 STREAM = keys.reply_stream("c1")
 
@@ -47,6 +47,12 @@ def test_a_result_is_appended_to_its_coordinators_stream(
     backend.store_result("t1", "text: ü", states.SUCCESS, request=Request("c1"))
 
     assert entries(redis_client) == [Reply("t1", True, "text: ü", "")]
+
+
+def test_what_is_told_already_is_not_stored(backend: ReplyStreamBackend, redis_client: redis.Redis) -> None:
+    backend.store_result("t1", TOLD, states.SUCCESS, request=Request("c1"))
+
+    assert entries(redis_client) == []
 
 
 def test_a_failure_carries_celerys_words(backend: ReplyStreamBackend, redis_client: redis.Redis) -> None:

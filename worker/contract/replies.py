@@ -14,6 +14,8 @@ from celery.backends.redis import RedisBackend
 from worker.contract import keys
 
 REPLY_FIELD = "d"
+TOLD = ""
+"""What a body returns whose answers are in the stream already: nothing is stored for it."""
 REPLY_MAX_ENTRIES = 20_000
 """Backlog bound of a stream; the coordinator trims what it has read long before."""
 
@@ -58,7 +60,7 @@ class ReplyStreamBackend(RedisBackend):  # type: ignore[misc]
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
         reply_to = getattr(request, "reply_to", None)
-        if not reply_to or state not in states.READY_STATES:
+        if not reply_to or state not in states.READY_STATES or result == TOLD:
             return result
         entry = json.dumps({"task_id": task_id, "status": state, "result": result}, separators=(",", ":"))
         stream = keys.reply_stream(reply_to)
