@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -403,5 +404,10 @@ def opened(seed: int, shape: Shape) -> Iterator[ChaosStage]:
         stage.start()
         yield stage
     finally:
-        stage.close()
-        shutil.rmtree(directory, ignore_errors=True)
+        # A second Ctrl-C must not leave half of it.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            stage.close()
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+            signal.signal(signal.SIGINT, before)
