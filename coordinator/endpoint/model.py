@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import httpx2
 from openai import (
@@ -21,7 +20,6 @@ from openai import (
     APITimeoutError,
     AsyncOpenAI,
     AsyncStream,
-    DefaultAsyncHttpxClient,
     OpenAIError,
     Timeout,
 )
@@ -33,6 +31,7 @@ from coordinator.endpoint.quirks import Quirks, quirks_of
 from coordinator.endpoint.reply import ModelReply
 from coordinator.endpoint.reply_reader import ReplyReader
 from coordinator.endpoint.request import request_body
+from coordinator.endpoint.transports import Transports
 from coordinator.errors import ConfigError, ModelError, ModelRefused, ModelUnavailable, ReplyBroken
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
@@ -139,7 +138,8 @@ class ModelClient:
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
-        self._openai = _transport(settings)
+        timeout = Timeout(settings.timeout_s, connect=settings.connect_timeout_s)
+        self._transports = Transports(self._address, settings.api_key or NO_KEY, timeout)
 
     async def ask(
         self,
@@ -199,14 +199,15 @@ class ModelClient:
         """Names of the models the endpoint lists; empty where it lists none or does not answer soon."""
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
-                page = await self._openai.models.list()
+                with self._transports.lend() as client:
+                    page = await client.models.list()
         except (OpenAIError, TimeoutError, ValueError):
             return []
         return [model.id for model in page.data or []]
 
     async def close(self) -> None:
         """Closes all connections."""
-        await self._openai.close()
+        await self._transports.close()
 
     @property
     def _address(self) -> str:
@@ -241,9 +242,24 @@ class ModelClient:
         self, body: dict[str, Any], headers: Mapping[str, str], on_text: Callable[[str], None]
     ) -> ModelReply:
         """One request and its reply, every foreign error translated."""
+        with self._transports.lend() as client:
+            response = await self._posted(client, body, headers)
+            try:
+                return await self._read(response, on_text)
+            except httpx2.TimeoutException as exc:
+                words = f"{self._address} fell silent for {self.settings.timeout_s:.0f} s in the middle of its reply."
+                raise ModelUnavailable(words) from exc
+            except (httpx2.HTTPError, httpx2.StreamError) as exc:
+                words = f"{self._address} broke its reply off half-way: {exc or type(exc).__name__}"
+                raise ReplyBroken(words) from exc
+            finally:
+                await response.aclose()
+
+    async def _posted(self, client: AsyncOpenAI, body: dict[str, Any], headers: Mapping[str, str]) -> httpx2.Response:
+        """The response of one request, unread."""
         try:
             # With a raw response asked for, the client hands it over unread, whatever `stream_cls` is.
-            posted = self._openai.post(
+            posted = client.post(
                 "/chat/completions",
                 cast_to=httpx2.Response,
                 body=body,
@@ -251,7 +267,7 @@ class ModelClient:
                 stream=True,
                 stream_cls=AsyncStream[Any],
             )
-            response = cast(httpx2.Response, await posted)
+            return cast(httpx2.Response, await posted)
         except APIStatusError as exc:
             raise status_error(self._address, exc) from exc
         except APITimeoutError as exc:
@@ -261,15 +277,6 @@ class ModelClient:
             raise ModelUnavailable(f"No connection to {self._address}: {why or type(why).__name__}") from exc
         except OpenAIError as exc:
             raise ModelRefused(f"The request to {self._address} could not be made: {exc}") from exc
-        try:
-            return await self._read(response, on_text)
-        except httpx2.TimeoutException as exc:
-            words = f"{self._address} fell silent for {self.settings.timeout_s:.0f} s in the middle of its reply."
-            raise ModelUnavailable(words) from exc
-        except (httpx2.HTTPError, httpx2.StreamError) as exc:
-            raise ReplyBroken(f"{self._address} broke its reply off half-way: {exc or type(exc).__name__}") from exc
-        finally:
-            await response.aclose()
 
     async def _read(self, response: httpx2.Response, on_text: Callable[[str], None]) -> ModelReply:
         reader = ReplyReader(on_text)
@@ -284,23 +291,6 @@ class ModelClient:
             if not reader.has_ending:
                 raise
         return reader.finish()
-
-
-def _transport(settings: ModelSettings) -> AsyncOpenAI:
-    address = settings.base_url or DEFAULT_BASE_URL
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"OPENAI_BASE_URL is not an http address: {address!r}")
-    timeout = Timeout(settings.timeout_s, connect=settings.connect_timeout_s)
-    # A proxy of the environment cannot reach this machine's own servers.
-    is_local = parts.hostname in ("127.0.0.1", "::1", "localhost")
-    return AsyncOpenAI(
-        api_key=settings.api_key or NO_KEY,
-        base_url=address,
-        max_retries=0,
-        timeout=timeout,
-        http_client=DefaultAsyncHttpxClient(timeout=timeout, trust_env=not is_local),
-    )
 
 
 async def _drain(pieces: AsyncIterator[bytes]) -> None:
