@@ -11,6 +11,11 @@ from kombu.connection import Connection
 
 from worker.contract import keys
 
+SENDERS = 4
+"""Threads of a coordinator that send."""
+BROKER_CONNECTIONS = 2 * SENDERS
+"""Whoever sends a control command holds one connection and takes a second: with fewer, as many at once as there are
+would each wait for the others for ever."""
 SILENT_S = 5.0
 """A connection that says nothing for so long is given up."""
 BACKEND = "worker.contract.replies.ReplyStreamBackend"
@@ -84,7 +89,7 @@ def create_app(redis_url: str) -> Celery:
         worker_soft_shutdown_timeout=10.0,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        broker_pool_limit=4,
+        broker_pool_limit=BROKER_CONNECTIONS,
         # Plain BRPOP: no unacked hash, so no redelivery, and half a millisecond less a call.
         broker_transport_options={
             "ack_emulation": False,

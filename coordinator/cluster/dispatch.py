@@ -14,6 +14,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from worker.app import SENDERS
 from worker.contract import keys
 from worker.contract.orders import (
     CALL_TASK,
@@ -32,8 +33,6 @@ from worker.contract.orders import (
 from worker.contract.traces import traceparent
 
 log = logging.getLogger(__name__)
-
-SENDERS = 4
 
 NOT_SHOWN = {"argsrepr": "()", "kwargsrepr": "{}"}
 """What Celery would else make of each order for its log: work for nothing, and no log is to hold what was ordered."""
