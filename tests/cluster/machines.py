@@ -1,6 +1,7 @@
 """A Redis and worker processes that no command owns, which a test starts, hurts and ends; and how it looks at them."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -100,6 +101,12 @@ async def kept_up(embedded: Embedded) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def calls_of(message: dict[str, Any]) -> list[str]:
+    """Return the keys of the calls that a message carries: its own, then those of the links of its chain."""
+    _, _, embedded = json.loads(base64.b64decode(message["body"]))
+    return [message["headers"]["id"], *[link["options"]["task_id"] for link in reversed(embedded["chain"] or [])]]
 
 
 @contextlib.contextmanager

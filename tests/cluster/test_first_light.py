@@ -1,7 +1,6 @@
 """One session, end to end, on real parts."""
 
 import asyncio
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from coordinator.session.call_events import CallFinished, CallStarted
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
 from coordinator.session.transcript import read_transcript
-from tests.cluster.machines import watched_queue
+from tests.cluster.machines import calls_of, watched_queue
 
 pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 
@@ -76,9 +75,7 @@ async def test_unsafe_neighbours_are_one_chain_whose_links_run_after_each_other(
     assert contents[1]["text"].split() == ["first", "second"]
     assert (stage.project / "new" / "c.txt").read_text() == "three\n"
     (message,) = [one for one in messages if one["headers"]["task"] == "sandhog.call"]
-    _, _, embedded_there = json.loads(base64.b64decode(message["body"]))
-    links = [link["options"]["task_id"] for link in reversed(embedded_there["chain"])]
-    assert [name.rsplit(":", 2)[1] for name in [message["headers"]["id"], *links]] == ["0", "1", "2"]
+    assert [name.rsplit(":", 2)[1] for name in calls_of(message)] == ["0", "1", "2"]
 
 
 async def test_a_bad_call_is_answered_and_its_neighbours_run(stage: Any) -> None:

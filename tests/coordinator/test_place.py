@@ -177,7 +177,7 @@ async def test_what_a_node_says_of_a_box_tells_trouble_from_a_refusal(
     # The order is there, and is answered as a node would.
     await asyncio.to_thread(until, lambda: bool(redis_client.llen(keys.queue("n"))), "the node is asked")
     outcome = PrepareOutcome(session="s", error="no", is_passing=is_passing)
-    answer = {"task_id": "s/prepare/1", "status": "SUCCESS", "result": outcome.model_dump(mode="json")}
+    answer = {"task_id": "s/prepare/1", "status": "SUCCESS", "result": outcome.to_text()}
     redis_client.xadd(keys.reply_stream("c"), {"d": json.dumps(answer)})
     with pytest.raises(NoBox) as refused:
         await asyncio.wait_for(asking, 60)
