@@ -63,12 +63,11 @@ class Dispatcher:
 
     async def send_group(self, orders: Sequence[CallOrder]) -> bool:
         """Send concurrency-safe calls as one group; False when it is uncertain that they arrived."""
-        signatures = [self._call(order) for order in orders]
-        return await self._send(group(signatures, app=self._app))
+        return await self._send_calls(orders, lambda calls: group(calls, app=self._app))
 
     async def send_chain(self, orders: Sequence[CallOrder]) -> bool:
         """Send calls that run one after the other as one chain; False when it is uncertain that they arrived."""
-        return await self._send(chain(*[self._call(order) for order in orders], app=self._app))
+        return await self._send_calls(orders, lambda calls: chain(*calls, app=self._app))
 
     async def send_join(self, order: CallOrder, task_id: str) -> bool:
         """Ask the order's node for the outcome of a call that was started earlier."""
@@ -96,6 +95,11 @@ class Dispatcher:
         return await self._publish(
             lambda: self._app.control.broadcast(CANCEL_COMMAND, arguments, destination=destination, reply=False)
         )
+
+    async def _send_calls(self, orders: Sequence[CallOrder], joined: Callable[[list[Signature]], Signature]) -> bool:
+        calls = [self._call(order) for order in orders]
+        # Most replies have one call, which needs nothing of what joins several.
+        return await self._send(calls[0] if len(calls) == 1 else joined(calls))
 
     def _call(self, order: CallOrder) -> Signature:
         if self._is_traced:
