@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.commands import SANDHOG, SECRET, leftovers
+from tests.cluster.commands import SANDHOG, environment, leftovers
 
 Until = Callable[..., None]
 TOKEN = "a-token-for-the-first-one"
@@ -45,21 +45,11 @@ def serving(script: Script, state_dir: Path, until: Until, **variables: str) -> 
     """A server against a scripted endpoint; nothing of one with a cluster of its own may be left."""
     log = state_dir / "serve.log"
     with ScriptedEndpoint(script) as endpoint, log.open("w") as output:
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(state_dir),
-            "OPENAI_BASE_URL": endpoint.base_url,
-            "OPENAI_API_KEY": SECRET,
-            "SANDHOG_MODEL": "scripted",
-            "SANDHOG_STATE_DIR": str(state_dir),
-            "SANDHOG_PROOFS_DIR": os.environ.get("SANDHOG_PROOFS_DIR", ""),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "SANDHOG_API_TOKEN": TOKEN,
-            **variables,
-        }
+        proofs = {"SANDHOG_PROOFS_DIR": os.environ.get("SANDHOG_PROOFS_DIR", "")}
+        known = environment(endpoint, state_dir, **proofs, SANDHOG_API_TOKEN=TOKEN, **variables)
         process = subprocess.Popen(
             [*SANDHOG, "serve", "--port", "0"],
-            env={name: value for name, value in environment.items() if value},
+            env={name: value for name, value in known.items() if value},
             stdin=subprocess.DEVNULL,
             stderr=output,
             text=True,
@@ -69,7 +59,7 @@ def serving(script: Script, state_dir: Path, until: Until, **variables: str) -> 
             until(lambda: "serving at" in log.read_text() or process.poll() is not None, "it listens", 90)
             assert process.poll() is None, log.read_text()
             url = log.read_text().split("serving at ")[1].split()[0]
-            yield Server(process, url, environment, log)
+            yield Server(process, url, known, log)
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
