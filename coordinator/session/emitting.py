@@ -23,6 +23,11 @@ class Emitter:
         self._sinks = list(sinks)
         self._is_torn = False
 
+    @property
+    def is_whole(self) -> bool:
+        """All that happened so far is in the transcript."""
+        return not self._is_torn
+
     def __call__(self, event: Event) -> None:
         """Hand an event on.
 

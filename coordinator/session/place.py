@@ -227,10 +227,11 @@ class SessionPlace:
         target_dir = self._session_dir.with_name(target)
         await self._cluster.placement.copy(self.box, self._node, target, target_dir)
 
-    async def leave(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
+    async def leave(self, ending: Ending, steps: StepRunner, *, is_whole: bool) -> FinishOutcome:
         """End the box and leave nothing of the session in Redis; a session that may go on keeps its private copy.
 
-        A copy in which no box ever stood holds nothing that its directory does not.
+        A copy in which no box ever stood holds nothing that its directory does not. Unless the transcript `is_whole`
+        the claims stay: whoever goes on with the session learns from them alone that a call has run.
         """
         placement, store = self._cluster.placement, self._cluster.store
         away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
@@ -264,7 +265,8 @@ class SessionPlace:
         if await placement.withdraw(self._session, only, away_s=away_s):
             try:
                 await store.withdraw_grants(self._session, steps.granted)
-                await store.forget_calls(steps.keys)
+                if is_whole:
+                    await store.forget_calls(steps.keys)
             except RedisError as exc:
                 log.info("claims are left to expire", extra={"session_id": self._session, "error": str(exc)})
         return finished

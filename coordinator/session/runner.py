@@ -332,7 +332,9 @@ class SessionRunner:
         """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
         if ending.is_lost:
             return FinishOutcome(session=self.session_id)
-        finished = await self._unless_abandoned(asyncio.create_task(self._place.leave(ending, steps)))
+        finished = await self._unless_abandoned(
+            asyncio.create_task(self._place.leave(ending, steps, is_whole=self._emit.is_whole))
+        )
         if finished is None:
             error = "The session was broken off before its node said what became of the workspace."
             return FinishOutcome(session=self.session_id, error=error)
