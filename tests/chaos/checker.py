@@ -187,7 +187,8 @@ def _taken(events: Sequence[Any]) -> list[ModelReplied]:
 def _kind(answer: CallFinished) -> str:
     if answer.status != "error":
         return NO_SPACE if "No space left" in answer.answer else "success"
-    if any(words in answer.answer for words in NOT_RUN):
+    # "May have run", whatever the reason says besides.
+    if answer.error_code != "OUTCOME_UNKNOWN" and any(words in answer.answer for words in NOT_RUN):
         return "did not run"
     return str(answer.error_code)
 
