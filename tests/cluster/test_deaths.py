@@ -1,6 +1,7 @@
 """What dies in the middle of a call, and what the model and the workspace see of it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import redis
 
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.session.call_events import CallFinished
+from coordinator.session.call_events import CallFinished, CallStarted
 from coordinator.session.step_events import ModelReplied
 from tests.cluster.machines import kept_up
 from worker.contract import keys
@@ -161,3 +162,28 @@ async def test_redis_that_stands_still_for_a_while_loses_and_doubles_nothing(
 
     assert [content["status"] for content in contents(played)] == ["success", "success"]
     assert (stage.project / "log").read_text() == "x\ny\n"
+
+
+async def test_what_proves_that_a_call_has_run_outlasts_a_disk_that_does_not_take_its_answer(
+    stage: Any, embedded: Embedded
+) -> None:
+    """Whoever goes on with the session learns from its claim alone that the call has run."""
+
+    def fill_disk(event: object) -> None:
+        if isinstance(event, CallStarted):
+            for fd in Path("/proc/self/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = fd.readlink()
+                    if target.suffix == ".jsonl" and target.is_relative_to(embedded.state_dir):
+                        full = os.open("/dev/full", os.O_WRONLY)
+                        os.dup2(full, int(fd.name))
+                        os.close(full)
+
+    turn = Turn(calls=(ScriptedCall("Bash", {"command": "echo ran >> log"}),))
+    played = await stage.play([turn, Turn("done")], sinks=(fill_disk,))
+
+    assert played.result.status == "failed"
+    assert played.result.stop_reason.startswith("storage")
+    assert (stage.project / "log").read_text() == "ran\n"
+    with redis.Redis.from_url(embedded.redis_url) as client:
+        assert client.exists(keys.claim(f"{played.result.session_id}:1:1:0:1"))
