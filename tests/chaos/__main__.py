@@ -13,7 +13,7 @@ from tests.chaos.checker import summary
 from tests.chaos.faults import KINDS
 from tests.chaos.model import SLOW_OF_100, STEP_CALLS
 from tests.chaos.run import BETWEEN_S, Plan, Report, perform
-from tests.chaos.stage import Shape
+from tests.chaos.shape import Shape
 
 
 def p95(values: Sequence[float]) -> float:
@@ -32,8 +32,8 @@ def as_json(report: Report) -> str:
     return json.dumps({**fields, "faults": dict(report.injected), **summary(report.verdict), "recoveries": recoveries})
 
 
-def main() -> int:
-    """Run, print, and say by the exit code whether all held."""
+def planned(argv: Sequence[str] | None = None) -> tuple[Plan, Path | None]:
+    """Return the plan that a command line asks for, and where its result goes to."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--faults", type=int, default=100)
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--calm", action="store_true", help="wait for each recovery, to measure it alone")
     parser.add_argument("--keep", action="store_true", help="keep the directory where something was wrong")
     parser.add_argument("--out", type=Path, help="append the result to this file, a JSON object a line")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     kinds = given.kinds.split(",")
     unknown = set(kinds) - set(KINDS)
     if unknown:
@@ -64,10 +64,6 @@ def main() -> int:
         slow_of_100=given.slow,
         step_calls=given.step_calls,
     )
-    # So that what was started is ended, too; a shell's background job ignores the second one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(f"seed {given.seed}", file=sys.stderr, flush=True)
     plan = Plan(
         given.seed,
         given.faults,
@@ -76,14 +72,24 @@ def main() -> int:
         kinds,
         shape,
         given.between,
-        given.calm,
-        given.keep,
+        calm=given.calm,
+        keep=given.keep,
     )
+    return plan, given.out
+
+
+def main() -> int:
+    """Run, print, and say by the exit code whether all held."""
+    plan, out = planned()
+    # So that what was started is ended, too; a shell's background job ignores the second one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print(f"seed {plan.seed}", file=sys.stderr, flush=True)
     report = perform(plan, lambda words: print(words, file=sys.stderr, flush=True))
     line = as_json(report)
     print(line)
-    if given.out:
-        with given.out.open("a") as file:
+    if out:
+        with out.open("a") as file:
             file.write(line + "\n")
     return 1 if report.verdict.violations else 0
 

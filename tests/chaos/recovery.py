@@ -22,7 +22,8 @@ import docker
 from tests.chaos.faults import KINDS, Harm
 from tests.chaos.parts import until
 from tests.chaos.run import kept
-from tests.chaos.stage import JUST_S, ChaosStage, Shape, opened
+from tests.chaos.shape import Shape
+from tests.chaos.stage import JUST_S, ChaosStage, opened
 from worker.contract import keys
 
 SHAPE = Shape(sessions=3, workers=2, coordinators=2, slow_of_100=0, steps=(60, 90), think_s=0.3)

@@ -5,12 +5,13 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from tests.chaos.checker import Verdict, check_sessions
 from tests.chaos.faults import KINDS, WEIGHTS
-from tests.chaos.stage import Shape, opened
+from tests.chaos.shape import Shape
+from tests.chaos.stage import opened
 
 BETWEEN_S = 0.9
 PATIENCE_S = 4.0
@@ -42,6 +43,7 @@ class Plan:
     shape: Shape = Shape()  # noqa: RUF009 - frozen
     between_s: float = BETWEEN_S
     """The longest pause behind a fault."""
+    _: KW_ONLY
     answers_between: int = 0
     """So many calls succeed behind a fault before the next, or `PATIENCE_S` pass: else there is nothing to hurt."""
     calm: bool = False
@@ -93,7 +95,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
                 say(
                     f"{time.monotonic() - began:7.1f} s  {report.injected.total():4}  {kind}  {stage.model.calls} calls"
                 )
-            patient_until = time.monotonic() + DUE_S
+                patient_until = time.monotonic() + DUE_S
             time.sleep(rng.uniform(0, plan.between_s))
             enough, patience = stage.answers["success"] + plan.answers_between, time.monotonic() + PATIENCE_S
             while stage.answers["success"] < enough and time.monotonic() < patience:

@@ -24,8 +24,9 @@ from coordinator.session.reading import segments
 from coordinator.session.takeover import TAIL_BYTES
 from tests.chaos.checker import redis_leftovers
 from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
-from tests.chaos.model import SLOW_OF_100, STEP_CALLS, STEPS, ChaosModel
+from tests.chaos.model import ChaosModel
 from tests.chaos.parts import CoordinatorPart, Part, RedisServer, Worker, until
+from tests.chaos.shape import Shape
 
 AGENT_UID = 54_321
 LOOK_S = 0.1
@@ -34,27 +35,6 @@ MOST_HITS = 2
 LEFT_S = 0.5
 JUST_S = 0.02
 """An answer that comes this soon after a fault was on its way before it."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How large a run's cluster and load are."""
-
-    sessions: int = 6
-    workers: int = 2
-    coordinators: int = 2
-    has_volume: bool = False
-    """Whether the shared volume is a file system of its own, which can be full."""
-    most_pause_s: float = 2.5
-    """How long a part stands still at most."""
-    slow_of_100: int = SLOW_OF_100
-    """How many of a hundred commands take their time."""
-    steps: tuple[int, int] = STEPS
-    """How many replies with calls a session has, from and to."""
-    step_calls: int = STEP_CALLS
-    """How many calls a reply has."""
-    think_s: float = 0.0
-    """How long the model takes for a reply."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from tests.chaos.__main__ import planned
 from tests.chaos.checker import Asked, check_log, redis_leftovers
 from tests.chaos.faults import KINDS, SHORT
 from tests.chaos.run import Plan, perform, schedule
-from tests.chaos.stage import Shape
+from tests.chaos.shape import Shape
 
 SEED = 20_300_131
 FAULTS = 32
@@ -50,6 +51,14 @@ def test_a_schedule_has_each_kind_and_follows_from_its_seed() -> None:
     plan = Plan(seed=1, faults=60)
     assert set(schedule(plan)) == set(KINDS)
     assert schedule(plan) == schedule(Plan(seed=1, faults=60)) != schedule(Plan(seed=2, faults=60))
+
+
+@pytest.mark.parametrize("field", ["calm", "keep"])
+def test_a_command_line_asks_for_what_its_words_say(field: str) -> None:
+    plain, out = planned(["--seed", "1"])
+    asked_for, _ = planned(["--seed", "1", f"--{field}"])
+    assert out is None
+    assert vars(asked_for) == {**vars(plain), field: True} != vars(plain)
 
 
 @pytest.mark.docker
