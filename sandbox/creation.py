@@ -1,6 +1,7 @@
 """What a box's container is made of, as the engine is asked for it: spec → **creation** → container."""
 
 from pathlib import Path
+from typing import Any
 
 import docker
 from docker.types import LogConfig, Mount, Ulimit
@@ -41,28 +42,6 @@ def create(
 
     `host_cpus`: how many the machine has; the engine refuses to give more. `door_folder`: where its guest comes to.
     """
-    limits = spec.limits
-    host_config = client.create_host_config(
-        mounts=_mounts(spec, guest_folder, door_folder),
-        tmpfs=_tmpfs(spec),
-        # Our main process is process 1: nobody inside can end it, which it needs to start commands cheaply. In gVisor
-        # somebody could, so there the engine's init is, and commands are forked.
-        init=spec.is_gvisor,
-        auto_remove=True,
-        cap_drop=["ALL"],
-        cap_add=[*CAPABILITIES, *(INSTALL_CAPABILITIES if spec.installs else ())],
-        security_opt=["no-new-privileges:true"],
-        network_mode="bridge" if spec.network is Network.OPEN else "none",
-        ipc_mode="private",
-        mem_limit=limits.memory_bytes,
-        memswap_limit=limits.memory_bytes,
-        nano_cpus=int(min(limits.cpus, host_cpus) * 1e9),
-        pids_limit=limits.pids * HOST_TASKS_PER_TASK + TASKS_OF_GVISOR if spec.is_gvisor else limits.pids,
-        shm_size=limits.shm_bytes,
-        ulimits=_ulimits(spec),
-        log_config=LogConfig(type="none"),
-        runtime=spec.runtime,
-    )
     door = wire.DOOR_PATH if door_folder is not None else ""
     guest = command_line("guest", str(spec.uid), str(spec.gid), str(spec.freeze_s), door)
     client.create_container(
@@ -87,8 +66,35 @@ def create(
             PROFILE_LABEL: record.profile,
             RUNTIME_LABEL: spec.runtime or "",
         },
-        host_config=host_config,
+        host_config=_host_config(client, spec, _mounts(spec, guest_folder, door_folder), host_cpus),
     )
+
+
+def _host_config(client: docker.APIClient, spec: BoxSpec, mounts: list[Mount], host_cpus: float) -> dict[str, Any]:
+    """Limits, rights and file systems, as the engine takes them."""
+    limits = spec.limits
+    config: dict[str, Any] = client.create_host_config(
+        mounts=mounts,
+        tmpfs=_tmpfs(spec),
+        # Our main process is process 1: nobody inside can end it, which it needs to start commands cheaply. In gVisor
+        # somebody could, so there the engine's init is, and commands are forked.
+        init=spec.is_gvisor,
+        auto_remove=True,
+        cap_drop=["ALL"],
+        cap_add=[*CAPABILITIES, *(INSTALL_CAPABILITIES if spec.installs else ())],
+        security_opt=["no-new-privileges:true"],
+        network_mode="bridge" if spec.network is Network.OPEN else "none",
+        ipc_mode="private",
+        mem_limit=limits.memory_bytes,
+        memswap_limit=limits.memory_bytes,
+        nano_cpus=int(min(limits.cpus, host_cpus) * 1e9),
+        pids_limit=limits.pids * HOST_TASKS_PER_TASK + TASKS_OF_GVISOR if spec.is_gvisor else limits.pids,
+        shm_size=limits.shm_bytes,
+        ulimits=_ulimits(spec),
+        log_config=LogConfig(type="none"),
+        runtime=spec.runtime,
+    )
+    return config
 
 
 def _tmpfs(spec: BoxSpec) -> dict[str, str]:

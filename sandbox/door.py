@@ -11,12 +11,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-READ_BYTES = 256 * 1024
-SEND_TIMEOUT_S = 30
-"""A guest that takes nothing for so long holds up no caller any more."""
+from sandbox.socket_stream import SocketStream
+
 SOCKET_NAME = "host.sock"
 PATIENCE_S = 2.0
 """A guest that can come does so within milliseconds of its start; one that has lost its link tries twice a second."""
@@ -25,36 +23,17 @@ LOOK_S = 0.02
 _PEER = struct.Struct("iII")
 
 
-class DoorStream:
-    """One guest's connection."""
+class DoorStream(SocketStream):
+    """One guest's connection. A guest that sees its end comes again."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        connection.settimeout(None)
-        # The kernel's own limit: it leaves the reader, which waits as long as need be, alone.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
-        self.is_heard = False
-        """Whether a word has come of it yet."""
+    is_heard = False
+    """Whether a word has come of it yet."""
 
     def recv(self) -> bytes:
         """The next bytes; empty at the end."""
-        data = self._socket.recv(READ_BYTES)
+        data = super().recv()
         self.is_heard = self.is_heard or bool(data)
         return data
-
-    def send_all(self, data: bytes) -> None:
-        """Send everything.
-
-        Raises:
-            OSError: the connection is gone, or nothing was taken for `SEND_TIMEOUT_S`.
-        """
-        self._socket.sendall(data)
-
-    def close(self) -> None:
-        """Close both directions; the guest sees the end, and comes again."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
 
 
 class Door:

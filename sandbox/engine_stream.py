@@ -1,28 +1,21 @@
 """Bytes to and from a relay that the Docker engine executes in a box."""
 
-import socket
-import struct
-from contextlib import suppress
 from typing import Any
+
+from sandbox.socket_stream import SocketStream
 
 _HEADER_BYTES = 8
 _STDOUT, _STDERR = 1, 2
-READ_BYTES = 256 * 1024
 MAX_ERROR_BYTES = 2000
-SEND_TIMEOUT_S = 30
-"""A guest that takes nothing for so long holds up no caller any more."""
 
 
-class ExecStream:
+class ExecStream(SocketStream):
     """The hijacked connection of one `exec`: raw bytes in, the engine's framed streams out."""
 
     def __init__(self, connection: Any) -> None:
         """`connection` is what `exec_start(socket=True)` gives: a SocketIO around the socket."""
+        super().__init__(connection._sock)
         self._connection = connection
-        self._socket: socket.socket = connection._sock
-        self._socket.settimeout(None)
-        # The kernel's own limit: it leaves the reader, which waits as long as need be, alone.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
         self._header = b""
         self._left = 0
         self._kind = 0
@@ -32,7 +25,7 @@ class ExecStream:
 
     def recv(self) -> bytes:
         """The next bytes of the relay's standard output; empty at the end."""
-        while data := self._socket.recv(READ_BYTES):
+        while data := super().recv():
             out = self._split(data)
             if out:
                 if self._is_first and out[0] != 0:
@@ -42,21 +35,11 @@ class ExecStream:
                 return out
         return b""
 
-    def send_all(self, data: bytes) -> None:
-        """Send everything to the relay's standard input.
-
-        Raises:
-            OSError: the connection is gone, or nothing was taken for `SEND_TIMEOUT_S`.
-        """
-        self._socket.sendall(data)
-
     def close(self) -> None:
         """Close the connection; the relay sees the end of its input."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        super().close()
         # The SocketIO holds the socket open: both have to be closed.
         self._connection.close()
-        self._socket.close()
 
     def _split(self, data: bytes) -> bytes:
         """Take the engine's 8-byte headers out (stream, three zeros, length)."""

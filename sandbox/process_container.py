@@ -7,40 +7,29 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from sandbox.errors import EngineUnavailable, LossReason
 from sandbox.process_marks import kill_processes, processes_of
+from sandbox.socket_stream import SocketStream
 from sandbox.spec import BoxSpec
 
 PACKAGE = Path(__file__).resolve().parent
-READ_BYTES = 256 * 1024
 REAP_S = 5.0
 LOOK_S = 0.002
 
 
-class PairStream:
+class PairStream(SocketStream):
     """One end of a socket pair whose other end the guest has."""
 
     def __init__(self, end: socket.socket, door: socket.socket) -> None:
         """`door`: the connection over which the other end was passed; the guest holds the link while it is open."""
-        self._end = end
+        super().__init__(end)
         self._door = door
-
-    def recv(self) -> bytes:
-        """The next bytes; empty at the end."""
-        return self._end.recv(READ_BYTES)
-
-    def send_all(self, data: bytes) -> None:
-        """Send everything."""
-        self._end.sendall(data)
 
     def close(self) -> None:
         """Close both directions."""
-        with suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
-        self._end.close()
+        super().close()
         self._door.close()
 
 

@@ -55,7 +55,7 @@ def test_what_the_engine_says_instead_of_the_relay_is_an_error() -> None:
 
 
 def test_a_guest_that_takes_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.engine_stream.SEND_TIMEOUT_S", 1)
+    monkeypatch.setattr("sandbox.socket_stream.SEND_TIMEOUT_S", 1)
     ours, theirs = socket.socketpair()
     stream = ExecStream(Connection(ours))
     with pytest.raises(BlockingIOError):
