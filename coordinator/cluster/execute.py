@@ -49,7 +49,9 @@ class Executor:
         self._dispatcher = dispatcher
         self._settler = settler
         self._watch = watch
-        self._lanes = Lanes(store.take_lanes, store.give_lanes)
+        self._lanes = Lanes(self._take_lanes, store.give_lanes)
+        self._run_id = ""
+        """The life of Redis that gave the last lane."""
 
     async def run(
         self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
@@ -87,6 +89,10 @@ class Executor:
             await self._dispatcher.cancel(node, running)
         await patiently(partial(self._store.give_lanes, node, [str(key) for key in call_keys]), cancelled)
 
+    async def _take_lanes(self, node: str, limit: int, holders: Sequence[str]) -> int:
+        got, self._run_id = await self._store.take_lanes(node, limit, holders)
+        return got
+
     async def _run_group(
         self, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
     ) -> None:
@@ -99,8 +105,7 @@ class Executor:
                     break
                 batch, waiting = waiting[:got], waiting[got:]
                 batch = await self._for_present_life(batch, node.node, cancelled)
-                run_id = await patiently(self._store.run_id, cancelled)
-                sent = [self._settler.expect(job.order, job.timeout_s, run_id=run_id) for job in batch]
+                sent = [self._settler.expect(job.order, job.timeout_s, run_id=self._run_id) for job in batch]
                 # Whoever follows a call gives its lane back, also where sending is broken off.
                 running |= {asyncio.create_task(self._follow(one, node.node, cancelled, on_outcome)) for one in sent}
                 await self._dispatcher.send_group([job.order for job in batch])
@@ -140,16 +145,22 @@ class Executor:
         try:
             await self._lanes.take(node.node, limit, [holder], cancelled)
             jobs = await self._for_present_life(jobs, node.node, cancelled)
+            run_id = self._run_id
             while jobs:
-                jobs = await self._run_links(jobs, cancelled, on_outcome)
+                jobs = await self._run_links(jobs, run_id, cancelled, on_outcome)
+                run_id = await patiently(self._store.run_id, cancelled) if jobs else ""
         finally:
             await self._lanes.give(node.node, holder)
 
-    async def _run_links(self, jobs: list[Job], cancelled: asyncio.Event, on_outcome: OnOutcome) -> list[Job]:
-        """Send the jobs as one chain and settle its links; return what must be sent as a new chain."""
+    async def _run_links(
+        self, jobs: list[Job], run_id: str, cancelled: asyncio.Event, on_outcome: OnOutcome
+    ) -> list[Job]:
+        """Send the jobs as one chain and settle its links; return what must be sent as a new chain.
+
+        `run_id`: this life of Redis.
+        """
         later = jobs[MAX_LINKS:]
         jobs = jobs[:MAX_LINKS]
-        run_id = await patiently(self._store.run_id, cancelled)
         sent = [
             self._settler.expect(job.order, job.timeout_s, run_id=run_id, startable=at == 0)
             for at, job in enumerate(jobs)

@@ -86,6 +86,7 @@ class Store:
         self._cancel = client.register_script(scripts.CANCEL)
         self._store_seen = client.register_script(metadata.STORE)
         self._take = client.register_script(scripts.TAKE)
+        self._take_in_life = client.register_script(scripts.TAKE_IN_LIFE)
         self._run_id = client.register_script(scripts.RUN_ID)
 
     async def run_id(self) -> str:
@@ -306,9 +307,13 @@ class Store:
         """Give the session's room back."""
         await self._redis.zrem(keys.places(node), session)
 
-    async def take_lanes(self, node: str, limit: int, holders: Sequence[str]) -> int:
-        """Take lanes for as many of the holders, from the first, as fit below the limit; return how many."""
-        return int(await self._take(keys=[keys.lanes(node)], args=[limit, LANE_TTL_S, *holders]))
+    async def take_lanes(self, node: str, limit: int, holders: Sequence[str]) -> tuple[int, str]:
+        """Take lanes for as many of the holders, from the first, as fit below the limit.
+
+        Returns how many, and the id of this life of Redis, as `run_id`.
+        """
+        got, run_id = await self._take_in_life(keys=[keys.lanes(node)], args=[limit, LANE_TTL_S, *holders])
+        return int(got), _text(run_id)
 
     async def give_lanes(self, node: str, holders: Sequence[str]) -> None:
         """Give lanes back; a holder that has none is passed over."""
@@ -316,7 +321,10 @@ class Store:
             await self._redis.zrem(keys.lanes(node), *holders)
 
     async def take_errands(self, kind: str, node: str, limit: int, holders: Sequence[str]) -> int:
-        """As `take_lanes`, for what is asked of a node beside calls; one that is not taken anew ends soon."""
+        """Take seats for what is asked of a node beside calls, as `take_lanes`; one that is not taken anew ends soon.
+
+        Returns how many.
+        """
         return int(await self._take(keys=[keys.errands(node, kind)], args=[limit, ERRAND_TTL_S, *holders]))
 
     async def give_errands(self, kind: str, node: str, holders: Sequence[str]) -> None:

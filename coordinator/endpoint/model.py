@@ -23,6 +23,7 @@ from openai import (
     OpenAIError,
     Timeout,
 )
+from pydantic_core import to_json
 
 from coordinator.endpoint.failures import OVERLOADED_STATUSES, status_error
 from coordinator.endpoint.limiter import MAX_REQUESTS, EndpointLimiter
@@ -173,13 +174,15 @@ class ModelClient:
         body = request_body(
             settings.model, messages, tools, parameters, self.quirks, stream=settings.stream, is_first=is_first
         )
+        # Here, and once for all tries: what the client would write it with takes many times as long.
+        content = to_json(body, inf_nan_mode="null")
         ticket, spent_s = self.limiter.ticket(), 0.0
         for number in range(1, settings.max_tries + 1):
             async with self.limiter.place(ticket) as waited_s:
                 if on_wait is not None and waited_s >= SHOWN_WAIT_S:
                     on_wait(waited_s)
                 sent_at = self._clock()
-                outcome = await self._outcome(body, parameters.headers, on_text)
+                outcome = await self._outcome(content, parameters.headers, on_text)
                 # The wait for a place is nobody's failure: only what was tried counts.
                 spent_s += self._clock() - sent_at
                 if isinstance(outcome, ModelReply):
@@ -214,12 +217,12 @@ class ModelClient:
         return self.settings.base_url or DEFAULT_BASE_URL
 
     async def _outcome(
-        self, body: dict[str, Any], headers: Mapping[str, str], on_text: Callable[[str], None]
+        self, content: bytes, headers: Mapping[str, str], on_text: Callable[[str], None]
     ) -> ModelReply | ModelUnavailable | ReplyBroken:
         """One try: the reply, or the error that another try may cure; other errors are raised."""
         try:
             async with asyncio.timeout(self.settings.reply_timeout_s):
-                return await self._try_once(body, headers, on_text)
+                return await self._try_once(content, headers, on_text)
         except TimeoutError as exc:
             words = f"{self._address} had not finished its reply after {self.settings.reply_timeout_s:.0f} s."
             error = ModelUnavailable(words)
@@ -238,12 +241,10 @@ class ModelClient:
         asked_s = error.retry_after_s if isinstance(error, ModelUnavailable) else None
         return max(backoff_s, asked_s or 0.0)
 
-    async def _try_once(
-        self, body: dict[str, Any], headers: Mapping[str, str], on_text: Callable[[str], None]
-    ) -> ModelReply:
+    async def _try_once(self, content: bytes, headers: Mapping[str, str], on_text: Callable[[str], None]) -> ModelReply:
         """One request and its reply, every foreign error translated."""
         with self._transports.lend() as client:
-            response = await self._posted(client, body, headers)
+            response = await self._posted(client, content, headers)
             try:
                 return await self._read(response, on_text)
             except httpx2.TimeoutException as exc:
@@ -255,14 +256,14 @@ class ModelClient:
             finally:
                 await response.aclose()
 
-    async def _posted(self, client: AsyncOpenAI, body: dict[str, Any], headers: Mapping[str, str]) -> httpx2.Response:
+    async def _posted(self, client: AsyncOpenAI, content: bytes, headers: Mapping[str, str]) -> httpx2.Response:
         """The response of one request, unread."""
         try:
             # With a raw response asked for, the client hands it over unread, whatever `stream_cls` is.
             posted = client.post(
                 "/chat/completions",
                 cast_to=httpx2.Response,
-                body=body,
+                content=content,
                 options={"headers": headers},
                 stream=True,
                 stream_cls=AsyncStream[Any],

@@ -79,7 +79,7 @@ class CallerLoop(SessionLoop):
             )
         )
         self.emit(ReplyTaken(call_ids=step.ids))
-        self.sync()
+        await self.sync()
         calls = plan(step.calls, step.ids, self.registry)
         stop = asyncio.Event()
         watching = asyncio.create_task(_set_when_any(stop, cancelled, step.cancelled))

@@ -1,7 +1,7 @@
 """Ask the model for a session: loop → **asking** (context, model) → reply, everything that it costs counted."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Asker:
     spend: Spend
     context: Context
     emit: EventSink
-    sync: Callable[[], None]
+    sync: Callable[[], Awaitable[None]]
     """Makes everything emitted so far durable."""
     parameters: ModelParameters = DEFAULT_PARAMETERS
     """How the model is asked."""
@@ -46,7 +46,7 @@ class Asker:
         self.emit(StepStarted(step=step))
         if self.context.is_tight(self.history, tools):
             await self._compact(tools, stop)
-        self.sync()
+        await self.sync()
         reply: ModelReply | None = None
         for _ in range(2):
             reply = await self._fitting(tools, stop)
@@ -80,7 +80,7 @@ class Asker:
             self.context.learn(exc, self.history, tools)
             if not await self._compact(tools, stop):
                 raise
-            self.sync()
+            await self.sync()
         try:
             return await self._once(self.history.messages, tools, stop, is_shown=True)
         except ContextTooLong as exc:

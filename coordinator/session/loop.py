@@ -69,7 +69,7 @@ class SessionLoop:
     shown: ShownTools
     steps: StepRunner
     emit: EventSink
-    sync: Callable[[], None]
+    sync: Callable[[], Awaitable[None]]
     """Makes everything emitted so far durable."""
     limits: LiveLimits
     spend: Spend

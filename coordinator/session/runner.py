@@ -151,7 +151,7 @@ class SessionRunner:
             history=history,
             account=account,
             emit=self._emit,
-            sync=self._emit.transcript.sync,
+            sync=self._emit.transcript.sync_aside,
             home_tools=self._home_tools(system, account),
             waits_for_box=request.box.extras.makes_image or self._place.wants_notes or bool(request.box.extras.mcp),
         )

@@ -128,7 +128,7 @@ class SubAgents:
             history=history,
             account=account,
             emit=record,
-            sync=record.transcript.sync,
+            sync=record.transcript.sync_aside,
             home_tools=home_tools,
             agent=parameters.description,
         )

@@ -1,6 +1,6 @@
 """A conversation with the model, as its loop is made from it: runner, subagents → **talk** → loop."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Talk:
     history: History
     account: Account
     emit: EventSink
-    sync: Callable[[], None]
+    sync: Callable[[], Awaitable[None]]
     """Makes everything emitted so far durable."""
     home_tools: Mapping[str, HomeTool]
     agent: str = ""

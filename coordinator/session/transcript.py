@@ -4,10 +4,12 @@ One event a line of JSON, appended by one write; the file of a generation is cre
 Format: `{"v":1,"seq":1,"at":"2030-01-31T12:00:00.000Z","type":"step_started",…}`. `seq` counts from 1 in each file.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -59,6 +61,7 @@ class Transcript:
         self._seq = 0
         self._size_bytes = 0
         self._is_dirty = False
+        self._syncing = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -137,6 +140,15 @@ class Transcript:
             raise TranscriptError(f"The transcript {self.path} cannot be written: {exc}") from exc
         self._full = f"The disk of the transcript {self.path} is full: {why.strerror}. Make room, then resume."
 
+    async def sync_aside(self) -> None:
+        """As `sync`, in a thread: on a shared volume it takes milliseconds, in which other sessions go on.
+
+        Raises:
+            TranscriptError: As `sync`.
+        """
+        if self._is_dirty or self._full is not None:
+            await asyncio.to_thread(self.sync)
+
     def sync(self) -> None:
         """Returns when all that was appended is on the disk; blocks for that long.
 
@@ -148,14 +160,16 @@ class Transcript:
         self._sync()
 
     def _sync(self) -> None:
-        if not self._is_dirty:
-            return
-        self._is_dirty = False
-        try:
-            os.fsync(self._file)
-        except OSError as exc:
-            self._is_dirty = True
-            raise TranscriptError(f"The transcript {self.path} cannot be brought to the disk: {exc}") from exc
+        # What is appended meanwhile may have come too late for this one: it is dirty again.
+        with self._syncing:
+            if not self._is_dirty or self._file < 0:
+                return
+            self._is_dirty = False
+            try:
+                os.fsync(self._file)
+            except OSError as exc:
+                self._is_dirty = True
+                raise TranscriptError(f"The transcript {self.path} cannot be brought to the disk: {exc}") from exc
 
     def close(self) -> None:
         """Syncs and closes; may be called again."""
@@ -164,8 +178,10 @@ class Transcript:
         try:
             self._sync()
         finally:
-            os.close(self._file)
-            self._file = -1
+            # A thread may be at it still, whose waiter was cancelled: its descriptor must not be another file's.
+            with self._syncing:
+                os.close(self._file)
+                self._file = -1
 
     def __enter__(self) -> "Transcript":
         return self

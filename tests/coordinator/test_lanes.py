@@ -1,7 +1,7 @@
 """The line for a node's lanes, by a real Redis."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,18 @@ from coordinator.errors import RedisLost
 from worker.contract import keys
 
 
+def lanes_of(store: Store) -> Lanes:
+    async def take(node: str, limit: int, holders: Sequence[str]) -> int:
+        return (await store.take_lanes(node, limit, holders))[0]
+
+    return Lanes(take, store.give_lanes)
+
+
 @pytest.fixture
 async def lanes(redis_url: str) -> AsyncIterator[Lanes]:
     client = connect(redis_url)
     store = Store(client)
-    yield Lanes(store.take_lanes, store.give_lanes)
+    yield lanes_of(store)
     await client.aclose()
 
 
@@ -87,7 +94,7 @@ async def test_an_outage_is_waited_out_once_by_all_in_line(tmp_path: Path, monke
     monkeypatch.setattr(keys, "OUTAGE_S", 3.0)
     client = connect(f"unix://{tmp_path / 'nobody'}")
     store, calm = Store(client), asyncio.Event()
-    lanes = Lanes(store.take_lanes, store.give_lanes)
+    lanes = lanes_of(store)
     # One after the other they would take a minute.
     async with asyncio.timeout(30):
         found = await asyncio.gather(

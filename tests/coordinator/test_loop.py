@@ -108,6 +108,10 @@ class Played:
 Play = Callable[..., Awaitable[Played]]
 
 
+async def nothing() -> None:
+    """Nothing is kept."""
+
+
 @pytest.fixture
 async def play(redis_url: str) -> AsyncIterator[Play]:
     client, reading = connect(redis_url), connect(redis_url, blocking_s=5)
@@ -156,7 +160,7 @@ async def play(redis_url: str) -> AsyncIterator[Play]:
                         home_tools={**HOME_TOOLS, "Look": looked or see},
                     ),
                     emit=emit,
-                    sync=lambda: None,
+                    sync=nothing,
                     limits=live,
                     spend=Spend(facts),
                     clock=clock,

@@ -169,14 +169,15 @@ class TestCalls:
 
 class TestLanes:
     async def test_lanes_are_taken_from_the_first_and_given_back(self, store: Store, redis_client: redis.Redis) -> None:
-        assert await store.take_lanes("a", 3, ["x"]) == 1
-        assert await store.take_lanes("a", 3, ["1", "2", "3"]) == 2
-        assert await store.take_lanes("a", 3, ["3"]) == 0
+        life = await store.run_id()
+        assert await store.take_lanes("a", 3, ["x"]) == (1, life)
+        assert await store.take_lanes("a", 3, ["1", "2", "3"]) == (2, life)
+        assert await store.take_lanes("a", 3, ["3"]) == (0, life)
 
         await store.give_lanes("a", ["1", "unknown"])
         await store.give_lanes("a", [])
 
-        assert await store.take_lanes("a", 3, ["3"]) == 1
+        assert await store.take_lanes("a", 3, ["3"]) == (1, life)
         assert redis_client.zcard(keys.lanes("a")) == 3
 
 

@@ -1,9 +1,12 @@
 """Transcripts written, broken and read."""
 
+import asyncio
 import json
 import os
 import stat
+import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from coordinator.errors import TranscriptError
 from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, CallFinished
 from coordinator.session.event_fields import CutInfo
 from coordinator.session.events import ChildEvent, Event
-from coordinator.session.redact import Redactor
+from coordinator.session.redact import Redactor, without_shapes
 from coordinator.session.session_events import Notice, SessionEnded
 from coordinator.session.step_events import ModelReplied, StepStarted, TextDelta
 from coordinator.session.transcript import Transcript, read_transcript, segment_path
@@ -128,6 +131,51 @@ def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> Non
         Transcript.create(tmp_path / "file" / "x", "s")
 
 
+async def test_a_slow_disk_holds_up_its_own_session_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_written, fsync = threading.Event(), os.fsync
+
+    def slow(file: int) -> None:
+        assert is_written.wait(60)
+        fsync(file)
+
+    transcript = Transcript.create(tmp_path, "s")
+    transcript(Notice(text="first"))
+    monkeypatch.setattr(os, "fsync", slow)
+    syncing = asyncio.create_task(transcript.sync_aside())
+    await asyncio.sleep(0.05)
+    # The loop goes on, and so does the session's own transcript.
+    transcript(Notice(text="second"))
+    assert not syncing.done()
+    is_written.set()
+    await syncing
+    # What came meanwhile is not taken for written.
+    assert transcript._is_dirty
+    await transcript.sync_aside()
+    assert not transcript._is_dirty
+    transcript.close()
+
+
+async def test_closing_waits_for_a_sync_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, synced, fsync = threading.Event(), list[int](), os.fsync
+
+    def slow(file: int) -> None:
+        begun.set()
+        time.sleep(0.2)
+        fsync(file)
+        synced.append(file)
+
+    transcript = Transcript.create(tmp_path, "s")
+    transcript(Notice(text="first"))
+    monkeypatch.setattr(os, "fsync", slow)
+    syncing = asyncio.create_task(transcript.sync_aside())
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    syncing.cancel()
+    await asyncio.sleep(0)
+    transcript.close()
+    assert len(synced) == 1
+
+
 def test_closing_twice_is_fine(tmp_path: Path) -> None:
     transcript = Transcript.create(tmp_path, "s")
     transcript.sync()
@@ -196,6 +244,46 @@ def test_hostile_text_is_looked_through_in_no_time(head: str, piece: str) -> Non
     began = time.thread_time()
     Redactor().text(head + piece * (200_000 // len(piece)))
     assert time.thread_time() - began < 2
+
+
+PIECES = st.sampled_from(
+    [
+        *(around.format(secret) for around, secret in SECRETS),
+        *(
+            "ghp_",
+            "glpat-",
+            "hf-",
+            "github_pat_",
+            "xoxb-",
+            "AIza",
+            "pypi-",
+            "rk_live_",
+            "dop_v1_",
+            "ya29.",
+            "eyJ",
+            "sk-",
+        ),
+        *(
+            "authorization: ",
+            "x-token: ",
+            "api-key: ",
+            "://u:",
+            "@",
+            "'passwd': '",
+            "MY_SECRET=",
+            "\\n",
+            "\u017f",
+            "\u212a",
+        ),
+        *("\u0130", "\u0131", " ", "a1b2c3d4e5f6a7b8c9d0", "A1B2C3D4E5F6A7B8"),
+    ]
+)
+
+
+@given(st.lists(PIECES | st.text(max_size=5), max_size=6), st.sampled_from([str, str.upper, str.title]))
+def test_only_what_holds_no_secret_is_not_looked_through(pieces: list[str], written_as: Callable[[str], str]) -> None:
+    text = written_as("".join(pieces))
+    assert Redactor().text(text) == without_shapes(text)
 
 
 def test_a_field_named_like_a_secret_is_not_kept(tmp_path: Path) -> None:

@@ -49,6 +49,21 @@ def test_a_result_is_appended_to_its_coordinators_stream(
     assert entries(redis_client) == [Reply("t1", True, "text: ü", "")]
 
 
+def test_a_stream_that_was_lost_is_made_again_with_its_time_to_live(
+    backend: ReplyStreamBackend, redis_client: redis.Redis
+) -> None:
+    for number in range(3):
+        backend.store_result(f"t{number}", "text", states.SUCCESS, request=Request("c1"))
+        assert redis_client.xlen(STREAM) == number + 1
+        assert keys.REPLY_TTL_S - 60 < int(redis_client.ttl(STREAM)) <= keys.REPLY_TTL_S
+    redis_client.delete(STREAM)
+
+    backend.store_result("t3", "text", states.SUCCESS, request=Request("c1"))
+
+    assert entries(redis_client) == [Reply("t3", True, "text", "")]
+    assert keys.REPLY_TTL_S - 60 < int(redis_client.ttl(STREAM)) <= keys.REPLY_TTL_S
+
+
 def test_what_is_told_already_is_not_stored(backend: ReplyStreamBackend, redis_client: redis.Redis) -> None:
     backend.store_result("t1", TOLD, states.SUCCESS, request=Request("c1"))
 

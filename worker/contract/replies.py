@@ -5,6 +5,8 @@ id after a reconnect. The worker side is `ReplyStreamBackend`; the coordinator s
 """
 
 import json
+import math
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ TOLD = ""
 """What a body returns whose answers are in the stream already: nothing is stored for it."""
 REPLY_MAX_ENTRIES = 20_000
 """Backlog bound of a stream; the coordinator trims what it has read long before."""
+RENEW_S = 60.0
+MOST_STREAMS = 1_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,11 @@ class ReplyStreamBackend(RedisBackend):  # type: ignore[misc]
     task id wins at the reader.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._renewed: dict[str, float] = {}
+        """When a stream was last given its time to live."""
+
     def on_task_call(self, producer: Any, task_id: str) -> None:
         """Subscribe to nothing: outcomes are read from the stream."""
 
@@ -63,9 +72,21 @@ class ReplyStreamBackend(RedisBackend):  # type: ignore[misc]
         if not reply_to or state not in states.READY_STATES or result == TOLD:
             return result
         entry = json.dumps({"task_id": task_id, "status": state, "result": result}, separators=(",", ":"))
-        stream = keys.reply_stream(reply_to)
+        self._append(keys.reply_stream(reply_to), {REPLY_FIELD: entry})
+        return result
+
+    def _append(self, stream: str, fields: dict[Any, Any]) -> None:
+        """Append an entry; a stream that is made, or has not been renewed for long, is given its time to live anew."""
+        bound = {"maxlen": REPLY_MAX_ENTRIES, "approximate": True}
+        now = time.monotonic()
+        is_renewed = now - self._renewed.get(stream, -math.inf) < RENEW_S
+        if is_renewed and self.client.xadd(stream, fields, nomkstream=True, **bound) is not None:
+            return
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.xadd(stream, {REPLY_FIELD: entry}, maxlen=REPLY_MAX_ENTRIES, approximate=True)
+            pipe.xadd(stream, fields, **bound)
             pipe.expire(stream, keys.REPLY_TTL_S)
             pipe.execute()
-        return result
+        if len(self._renewed) >= MOST_STREAMS:
+            # Coordinators come and go.
+            self._renewed.clear()
+        self._renewed[stream] = now

@@ -116,9 +116,9 @@ redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
 """
 
-TAKE = """
+_TAKE = """
 -- KEYS: holders. ARGV: limit, ttl_s, holder... Takes as many as fit, in order; a holder already in keeps its seat.
--- Returns how many of the holders, from the first, are in now.
+-- Returns how many of the holders, from the first, are in now{and_what}.
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 local free = tonumber(ARGV[1]) - redis.call('ZCARD', KEYS[1])
@@ -132,12 +132,19 @@ for i = 3, #ARGV do
   redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[i])
 end
 if got > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
-return got
+return {result}
 """
+_RUN_ID = "string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')"
 
-RUN_ID = """
--- Returns the id of this life of Redis; the whole of INFO would be parsed by the client before each dispatch.
-return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+TAKE = _TAKE.replace("{and_what}", "").replace("{result}", "got")
+TAKE_IN_LIFE = _TAKE.replace("{and_what}", ", and the id of this life of Redis").replace(
+    "{result}", f"{{got, {_RUN_ID}}}"
+)
+"""What is dispatched next has to know that, and one question is cheaper than two."""
+
+RUN_ID = f"""
+-- Returns the id of this life of Redis; the whole of INFO would be parsed by the client.
+return {_RUN_ID}
 """
 
 
