@@ -65,6 +65,9 @@ class ToolFailure(Exception):
         self.message = message
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 class Stats(BaseModel):
     """What a call cost."""
 
@@ -101,7 +104,9 @@ class ToolResult(BaseModel):
         if is_error != (self.error_code is not None) or is_error != (self.error_message is not None):
             raise ValueError("error_code and error_message belong to status 'error', both of them")
         # Raises for NaN and lone surrogates, which the model's JSON must not hold.
-        _compact({"text": self.text, "data": self.data, "context": self.context}).encode()
+        self.text.encode()
+        if self.data or self.context:
+            _JSON.encode([self.data, self.context]).encode()
         return self
 
     @classmethod
@@ -136,11 +141,7 @@ class ToolResult(BaseModel):
         }
         if self.error_code is not None:
             answer["error"] = {"code": self.error_code.value, "message": self.error_message}
-        return _compact(answer)
-
-
-def _compact(value: Mapping[str, JsonValue]) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        return _JSON.encode(answer)
 
 
 @dataclass(frozen=True)
