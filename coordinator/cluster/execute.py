@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.lanes import Lanes
@@ -22,6 +23,7 @@ from coordinator.cluster.watch import Watch
 from coordinator.ending import end
 from coordinator.errors import LostSession
 from coordinator.session.partition import Travel
+from coordinator.session.reading import is_last_owner
 from worker.contract import keys
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, NodeLife
 
@@ -219,7 +221,8 @@ class Executor:
             return None
         key = order.key
         # A Redis that was emptied knows nothing of the session, and would have the node refuse all of its calls.
-        begin = partial(self._store.begin_step, key.session, key.generation, key.step)
+        is_last = partial(is_last_owner, Path(order.box.session_dir), order.box.generation)
+        begin = partial(self._store.begin_step, key.session, key.generation, key.step, is_last)
         if not await patiently(begin, cancelled):
             raise LostSession(f"session {key.session} was taken over by another coordinator")
         return resend_order(order, incarnation)

@@ -32,6 +32,7 @@ class _Owned:
     is_adoptable: bool
     on_lost: Callable[[], None]
     on_cancel: Callable[[], None]
+    is_last: Callable[[], bool]
 
 
 class Ownership:
@@ -71,6 +72,7 @@ class Ownership:
         is_adoptable: bool = False,
         on_lost: Callable[[], None] = lambda: None,
         on_cancel: Callable[[], None] = lambda: None,
+        is_last: Callable[[], bool] = lambda: True,
     ) -> None:
         """Keep a session as this coordinator's; it must have been opened under this generation.
 
@@ -80,9 +82,10 @@ class Ownership:
             is_adoptable: Another coordinator takes it over when this one dies.
             on_lost: Called once when another one has it.
             on_cancel: Called when another process asks for its cancel.
+            is_last: Whether no later owner has written anything; asked where Redis knows nothing of the session.
         """
         self._left.discard(session)
-        self._owned[session] = _Owned(generation, is_adoptable, on_lost, on_cancel)
+        self._owned[session] = _Owned(generation, is_adoptable, on_lost, on_cancel, is_last)
 
     def has(self, session: str) -> bool:
         """Return whether a session runs here."""
@@ -102,7 +105,7 @@ class Ownership:
             await self._store.renew_coordinator(self.coordinator)
             self._has_lease = True
         is_ours = await self._store.own_session(
-            session, owned.generation, self.coordinator, is_adoptable=owned.is_adoptable
+            session, owned.generation, self.coordinator, is_adoptable=owned.is_adoptable, is_last=owned.is_last
         )
         if not is_ours and self._owned.pop(session, None) is not None:
             owned.on_lost()

@@ -4,9 +4,10 @@ Key names and scripts are the contract's; this is their asynchronous side. A scr
 library, and each of them may be repeated by its caller.
 """
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from pydantic import ValidationError
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -23,6 +24,8 @@ CONNECTIONS = 64
 """Of one client; what more would be said at once waits for one."""
 SILENT_S = 5.0
 """A connection that says nothing for so long is given up: the other end may be gone without a word."""
+IsLast = Callable[[], bool]
+"""Whether no later owner of a session has written anything on the volume; blocks."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,10 @@ class NodeUse:
     lanes: int
     lease_age_s: float | None
     """Since it last renewed its lease; None where it has none."""
+
+
+def _no_later_owner() -> bool:
+    return True
 
 
 def connect(redis_url: str, *, blocking_s: float = 0.0) -> Redis:
@@ -161,10 +168,23 @@ class Store:
         arguments: list[str | int] = [dead, owner, session, least_generation, keys.SESSION_TTL_S]
         return int(await self._adopt(keys=names, args=arguments))
 
-    async def own_session(self, session: str, generation: int, owner: str, *, is_adoptable: bool) -> bool:
-        """Write back who owns a session; False when another coordinator has it now."""
+    async def own_session(
+        self, session: str, generation: int, owner: str, *, is_adoptable: bool, is_last: IsLast = _no_later_owner
+    ) -> bool:
+        """Write back who owns a session; False when another coordinator has it now, or had it and ended it.
+
+        `is_last`: as for `begin_step`.
+        """
+        names = [keys.session(session), keys.owned(owner)]
         arguments: list[str | int] = [generation, owner, session, keys.SESSION_TTL_S, "1" if is_adoptable else "0"]
-        return bool(int(await self._own(keys=[keys.session(session), keys.owned(owner)], args=arguments)))
+        return await self._unless_ended(lambda anew: self._own(keys=names, args=[*arguments, anew]), is_last)
+
+    async def _unless_ended(self, ask: Callable[[str], Awaitable[Any]], is_last: IsLast) -> bool:
+        """Ask a script that writes what is ours; where Redis knows nothing of it, only if no later owner is known."""
+        done = int(await ask("0"))
+        if done == scripts.UNKNOWN and await asyncio.to_thread(is_last):
+            done = int(await ask("1"))
+        return done == 1
 
     async def disown_session(self, session: str, owner: str) -> None:
         """Let nobody adopt a session any more."""
@@ -250,10 +270,14 @@ class Store:
             pipe.expire(keys.seen(session), keys.SESSION_TTL_S)
             await pipe.execute()
 
-    async def begin_step(self, session: str, generation: int, step: int) -> bool:
-        """Make this the session's step; False when another coordinator has the session now."""
-        done = await self._begin_step(keys=[keys.session(session)], args=[generation, step, keys.SESSION_TTL_S])
-        return bool(int(done))
+    async def begin_step(self, session: str, generation: int, step: int, is_last: IsLast = _no_later_owner) -> bool:
+        """Make this the session's step; False when another coordinator has the session now, or had it and ended it.
+
+        `is_last` is asked, in a thread, where Redis knows nothing of the session: whether no later owner has written
+        anything. A Redis that was emptied and one whose session was ended in an orderly way look the same.
+        """
+        names, arguments = [keys.session(session)], [generation, step, keys.SESSION_TTL_S]
+        return await self._unless_ended(lambda anew: self._begin_step(keys=names, args=[*arguments, anew]), is_last)
 
     async def progress(self, session: str) -> str | None:
         """Return a node's last words on how far the session's start is; None where there are none."""

@@ -25,6 +25,7 @@ from coordinator.cluster.turns import PlaceWanted
 from coordinator.errors import LostSession, NoBox, NodeTrouble, RedisLost
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
+from coordinator.session.reading import is_last_owner
 from coordinator.session.request import SessionRequest
 from coordinator.session.session_events import BoxReplaced, Notice, SessionPlaced
 from coordinator.session.step import StepRunner
@@ -312,6 +313,7 @@ class SessionPlace:
             is_adoptable=self._request.is_adoptable,
             on_lost=self._on_lost,
             on_cancel=self._on_cancel,
+            is_last=partial(is_last_owner, self._session_dir, self._generation),
         )
         if not await self._ask(partial(ownership.note, self._session)):
             raise LostSession(f"session {self._session} was taken over by another coordinator")

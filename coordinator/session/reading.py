@@ -43,6 +43,11 @@ def segments(session_dir: Path) -> dict[int, Path]:
     return found
 
 
+def is_last_owner(session_dir: Path, generation: int) -> bool:
+    """Return whether no owner of a session later than this generation's has written anything."""
+    return max(segments(session_dir), default=0) <= generation
+
+
 def read_session(session_dir: Path) -> SessionReading:
     """Return all that counts of a session's transcript; no entries where its owner did not come to write any.
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from coordinator.cluster.execute import Executor, Job
 from coordinator.cluster.patience import patiently
@@ -23,6 +24,7 @@ from coordinator.session.events import EventSink
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
 from coordinator.session.partition import Stretch, Travel, batches, stretches
 from coordinator.session.plan import PlannedCall
+from coordinator.session.reading import is_last_owner
 from coordinator.session.repeats import Repeats
 from coordinator.session.session_events import BoxReplaced
 from tools.base import ErrorCode, ToolResult
@@ -107,8 +109,9 @@ class StepRunner:
             RedisLost: that cannot be found out.
         """
         own = Above(seat.session, seat.generation, step)
+        is_last = partial(is_last_owner, Path(seat.box.session_dir), seat.box.generation)
         for one in (*(seat.child.above if seat.child else ()), own):
-            begin = partial(self.store.begin_step, one.session, one.generation, one.step)
+            begin = partial(self.store.begin_step, one.session, one.generation, one.step, is_last)
             if not await patiently(begin, cancelled):
                 raise LostSession(f"session {one.session} was taken over by another coordinator")
 

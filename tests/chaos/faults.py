@@ -70,7 +70,7 @@ def worker_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
 
 def node_gone(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """A worker that is killed and comes back only after its sessions have moved."""
-    if any(not worker.may_run for worker in stage.workers):
+    if sum(not worker.may_run for worker in stage.workers) >= stage.shape.most_gone:
         return None
     worker = _living(stage.workers, rng)
     if worker is None or not stage.on_node(worker.name):
@@ -251,10 +251,10 @@ KINDS: Mapping[str, Fault] = {
         node_gone,
     )
 }
-WEIGHTS = {"node_gone": 2.0, "redis_lost_its_last": 0.6, "coordinator_killed": 0.7, "coordinator_paused": 0.7}
+WEIGHTS = {"node_gone": 3.0, "redis_lost_its_last": 0.6, "coordinator_killed": 0.7, "coordinator_paused": 0.7}
 """How often a kind comes, beside 1 for the others: those that cost much time are rarer.
 
-A second node is not taken away while one is gone, which most of these times are met by.
+A node that is to go stays where as many are gone as may be, which most of these times are met by.
 """
 SHORT = (
     "box_killed",

@@ -24,3 +24,8 @@ class Shape:
     """How many calls a reply has."""
     think_s: float = 0.0
     """How long the model takes for a reply."""
+
+    @property
+    def most_gone(self) -> int:
+        """How many nodes may be gone at the same time."""
+        return max(1, self.workers // 2)

@@ -74,8 +74,8 @@ class ChaosStage:
         self.endpoint.requests = type(self.endpoint.requests)(maxlen=1)
         self.redis = RedisServer(directory)
         name = f"chaos-{os.getpid()}"
-        # Room for all with one node away, and not for all on one.
-        places = -(-shape.sessions // max(shape.workers - 1, 1))
+        # Room for all with as many nodes away as may be, and not for all on fewer.
+        places = -(-shape.sessions // max(shape.workers - shape.most_gone, 1))
         self.workers = [Worker(f"{name}-{n}", directory, self.redis.url, places) for n in range(shape.workers)]
         self.coordinators = [
             CoordinatorPart(f"coordinator-{n}", directory, self.redis.url, self.endpoint.base_url, self._told)

@@ -1,11 +1,15 @@
 """The coordinator's side of the shared state, on a real Redis."""
 
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 import redis
 
 from coordinator.cluster.store import Store, connect
+from coordinator.session.reading import is_last_owner
+from coordinator.session.transcript import segment_path
 from worker.contract import keys, scripts
 from worker.contract.orders import CallKey, NodeLife
 
@@ -85,6 +89,37 @@ class TestSessions:
         assert second == first + 1
         assert not await store.begin_step("s1", first, 2)
         assert await store.begin_step("s1", second, 1)
+
+    async def test_an_owner_that_slept_does_not_begin_anew_what_a_later_one_has_ended(
+        self, store: Store, tmp_path: Path
+    ) -> None:
+        first = await store.open_session("s1")
+        assert await store.begin_step("s1", first, 1)
+        second = await store.open_session("s1")
+        segment_path(tmp_path, "s1", first).touch()
+        segment_path(tmp_path, "s1", second).touch()
+        await store.close_session("s1")
+
+        old, new = partial(is_last_owner, tmp_path, first), partial(is_last_owner, tmp_path, second)
+        for _ in range(2):
+            assert not await store.begin_step("s1", first, 2, old)
+            assert not await store.own_session("s1", first, "old", is_adoptable=True, is_last=old)
+        # A Redis that was emptied knows as little, and the session is still the second one's.
+        assert await store.begin_step("s1", second, 2, new)
+        assert not await store.begin_step("s1", first, 2, old)
+
+    async def test_a_session_that_redis_has_lost_is_written_back_by_its_owner(
+        self, store: Store, redis_client: redis.Redis, tmp_path: Path
+    ) -> None:
+        first = await store.open_session("s1")
+        segment_path(tmp_path, "s1", first).touch()
+        redis_client.flushall()
+
+        assert await store.own_session(
+            "s1", first, "me", is_adoptable=True, is_last=partial(is_last_owner, tmp_path, first)
+        )
+        assert redis_client.hget(keys.session("s1"), "owner") == b"me"
+        assert redis_client.smembers(keys.owned("me")) == {b"s1"}
 
     async def test_a_generation_from_the_transcript_is_the_least(self, store: Store) -> None:
         assert await store.open_session("s1", least_generation=5) == 5

@@ -19,7 +19,7 @@ def open_session(client: redis.Redis, least: int = 1) -> int:
 
 
 def begin_step(client: redis.Redis, generation: int, step: int) -> bool:
-    answer = client.register_script(scripts.BEGIN_STEP)(keys=[keys.session("s1")], args=[generation, step, TTL_S])
+    answer = client.register_script(scripts.BEGIN_STEP)(keys=[keys.session("s1")], args=[generation, step, TTL_S, "1"])
     return bool(answer == 1)
 
 

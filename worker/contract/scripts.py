@@ -91,11 +91,16 @@ redis.call('EXPIRE', KEYS[4], ARGV[5])
 return g
 """
 
+UNKNOWN = 2
+"""What the next two scripts return of a session of which nothing is known."""
+
 OWN = """
--- KEYS: session, the owner's sessions. ARGV: generation, owner, session, ttl_s, '1' to let others adopt it.
--- Writes back who owns the session; returns 1, or 0 when another coordinator has it now.
+-- KEYS: session, the owner's sessions. ARGV: generation, owner, session, ttl_s, '1' to let others adopt it,
+-- '1' to begin anew. Writes back who owns the session; returns 1, or 0 when another coordinator has it now, or 2 when
+-- nothing is known of it: lost, or ended by a later owner. Then nothing is written, but where it is to begin anew.
 local g = redis.call('HGET', KEYS[1], 'generation')
 if g and tonumber(g) > tonumber(ARGV[1]) then return 0 end
+if not g and ARGV[6] ~= '1' then return 2 end
 redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'owner', ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 if ARGV[5] == '1' then
@@ -106,10 +111,12 @@ return 1
 """
 
 BEGIN_STEP = """
--- KEYS: session. ARGV: generation, step, ttl_s. Returns 1, or 0 when another coordinator has the session now.
--- A later step is begun by who knows of the cancel: it was meant for the steps before.
+-- KEYS: session. ARGV: generation, step, ttl_s, '1' to begin anew. Returns 1, or 0 when another coordinator has the
+-- session now, or 2 when nothing is known of it: lost, or ended by a later owner. Then nothing is written, but where it
+-- is to begin anew. A later step is begun by who knows of the cancel: it was meant for the steps before.
 local s = redis.call('HMGET', KEYS[1], 'generation', 'step')
 if s[1] and tonumber(s[1]) > tonumber(ARGV[1]) then return 0 end
+if not s[1] and ARGV[4] ~= '1' then return 2 end
 if s[2] and tonumber(s[2]) < tonumber(ARGV[2]) then redis.call('HDEL', KEYS[1], 'cancelled') end
 redis.call('HSET', KEYS[1], 'generation', ARGV[1], 'step', ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
