@@ -11,6 +11,8 @@ CURVES = {
     "by_nodes": ("nodes", "What a call costs, against the nodes of the cluster (32 sessions)"),
     "by_calls": ("calls", "What a call costs, against the calls that its session has made"),
 }
+MEAN_DELAY_S = 1.25
+"""Of a model that takes 0.5 to 2 s by turns."""
 SERIES = {"coordinator_ms": "coordinator, ms CPU", "redis_ms": "Redis, ms CPU", "commands": "Redis commands"}
 
 
@@ -75,6 +77,9 @@ def _delays(one: Mapping[str, Any]) -> list[str]:
         f"| Redis' memory, KiB a session | {one['redis_kib']:.1f} | 20 |",
         f"| more than before once all have ended: coordinator MiB, Redis KiB | {one['coordinator_left_mib']:.1f}, "
         f"{one['redis_left_kib']:.0f} | 0 |\n",
+        f"{one['sessions']} sessions with these delays want {one['sessions'] / MEAN_DELAY_S:.0f} steps a second; where "
+        "that is more than the processors give to everything together, what is added is the wait for one. The memory "
+        "that is not given back is the allocator's: further rounds of as many sessions leave no more.\n",
     ]
 
 
