@@ -171,11 +171,7 @@ class ModelClient:
             ReplyBroken: Still cut or garbled after the last try.
         """
         settings = self.settings
-        body = request_body(
-            settings.model, messages, tools, parameters, self.quirks, stream=settings.stream, is_first=is_first
-        )
-        # Here, and once for all tries: what the client would write it with takes many times as long.
-        content = to_json(body, inf_nan_mode="null")
+        content = self._content(messages, tools, parameters, is_first)
         ticket, spent_s = self.limiter.ticket(), 0.0
         for number in range(1, settings.max_tries + 1):
             async with self.limiter.place(ticket) as waited_s:
@@ -197,6 +193,18 @@ class ModelClient:
                 on_retry(Retry(outcome, number + 1, wait_s))
             await self._sleep(wait_s)
         raise AssertionError("max_tries is at least 1")
+
+    def _content(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        parameters: ModelParameters,
+        is_first: bool,
+    ) -> bytes:
+        """Return a request's body, written once for all tries: the client's own way takes many times as long."""
+        name, stream = self.settings.model, self.settings.stream
+        body = request_body(name, messages, tools, parameters, self.quirks, stream=stream, is_first=is_first)
+        return to_json(body, inf_nan_mode="null")
 
     async def listed_models(self) -> list[str]:
         """Names of the models the endpoint lists; empty where it lists none or does not answer soon."""

@@ -154,6 +154,28 @@ async def test_ownership_is_written_back_and_its_loss_is_told(store: Store, redi
         assert redis_client.smembers(keys.owned("me")) == set()
 
 
+async def test_an_owner_that_slept_is_told_of_a_later_one_that_has_ended(
+    store: Store, redis_client: redis.Redis
+) -> None:
+    lost: list[str] = []
+    async with Ownership(store, "me") as ownership:
+        for session, is_last in (("kept", True), ("ended", False)):
+            generation = await store.open_session(session, 1, "me")
+            ownership.own(
+                session,
+                generation,
+                is_adoptable=True,
+                on_lost=partial(lost.append, session),
+                is_last=partial(bool, is_last),
+            )
+            assert await ownership.note(session)
+        await until_true(lambda: bool(redis_client.exists(keys.coordinator_lease("me"))))
+        redis_client.flushall()
+        await until_true(lambda: lost == ["ended"])
+        await until_true(lambda: redis_client.hget(keys.session("kept"), "owner") == b"me")
+        assert not redis_client.exists(keys.session("ended"))
+
+
 async def test_a_later_step_is_not_cancelled_with_the_one_before(store: Store, redis_client: redis.Redis) -> None:
     generation = await store.open_session("s1")
     for step, left in ((1, b"1"), (1, b"1"), (2, None)):

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.collect import ReplyReader
@@ -16,6 +18,7 @@ from coordinator.cluster.settle import Settler
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
 from coordinator.endpoint.reply import RawCall
+from coordinator.errors import LostSession
 from coordinator.session.approvals import Approvals, Never
 from coordinator.session.call_events import CallFinished, CallStarted, TodosWritten
 from coordinator.session.events import Event
@@ -23,6 +26,7 @@ from coordinator.session.home_tools import HomeCall, HomeTool
 from coordinator.session.partition import Travel, batches, stretches
 from coordinator.session.plan import PlannedCall, plan
 from coordinator.session.step import StepRunner
+from coordinator.session.transcript import segment_path
 from tools.base import ErrorCode, Parameters, RunContext, Tool, ToolFailure, ToolResult
 from tools.policy_file import read_policy
 from tools.registry import Registry, builtin_registry
@@ -87,13 +91,16 @@ async def run(redis_url: str, events: list[Event]) -> AsyncIterator[Run]:
             cancelled: asyncio.Event | None = None,
             policy: Policy = Policy.BOXED,
             rules: Rules | None = None,
+            box: BoxOrder = BOX,
+            is_known: bool = True,
             **seat: Any,
         ) -> list[dict[str, Any]]:
             more = {} if home_tools is None else {"home_tools": home_tools}
             approvals = Approvals(Requests(client), Never(), events.append)
             steps = StepRunner(executor, store, approvals, events.append, REGISTRY, **more)  # type: ignore[arg-type]
-            await store.open_session("s1")
-            seated = Seat(BOX, NODE, policy, "local", rules=rules, **seat)
+            if is_known:
+                await store.open_session("s1")
+            seated = Seat(box, NODE, policy, "local", rules=rules, **seat)
             found = await steps.run(1, planned, seated, cancelled or asyncio.Event())
             return [json.loads(one) for one in found]
 
@@ -184,6 +191,20 @@ async def test_what_the_terms_deny_is_answered_and_never_sent(run: Run, events: 
     ]
     assert "no rule of the policy file allows it" in answers[0]["error"]["message"]
     assert [event.index for event in events if isinstance(event, CallStarted)] == [1]
+
+
+async def test_no_step_begins_of_a_session_that_a_later_owner_has_ended(
+    run: Run, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    box = BOX.model_copy(update={"session_dir": str(tmp_path)})
+    asked = calls(("TodoWrite", TODOS))
+    segment_path(tmp_path, "s1", 1).touch()
+    assert len(await run(asked, box=box, is_known=False)) == 1
+
+    redis_client.flushall()
+    segment_path(tmp_path, "s1", 2).touch()
+    with pytest.raises(LostSession):
+        await run(asked, box=box, is_known=False)
 
 
 async def test_a_seat_that_only_reads_denies_the_rest(run: Run) -> None:
