@@ -38,6 +38,7 @@ class Sizes:
     busy_sessions: int = 64
     busy_steps: int = 10
     calm_sessions: int = 200
+    fewer_sessions: tuple[int, ...] = (25, 50, 75, 100)
     calm_steps: int = 8
     execs: int = 200
     single_calls: int = 100
@@ -51,6 +52,7 @@ QUICK = Sizes(
     busy_sessions=16,
     busy_steps=4,
     calm_sessions=20,
+    fewer_sessions=(5, 10),
     calm_steps=3,
     execs=24,
     single_calls=20,
@@ -66,11 +68,15 @@ async def throughput(sizes: Sizes) -> dict[str, Any]:
     async with opened(places=sizes.busy_sessions, lanes=16) as stage:
         load = await run(stage, sizes.busy_sessions, sizes.busy_steps, 4)
     execs_per_s = await asyncio.to_thread(docker_execs, sizes.execs)
+    with contextlib.closing(call_cost.Host(0)) as host:
+        floor = call_cost.Way("host", host.once, per_round=sizes.execs)
+        await floor.round()
     return {
         "sessions": sizes.busy_sessions,
         **asdict(load.cost),
         "execs_per_s": execs_per_s,
         "ratio": load.cost.per_s / execs_per_s,
+        "floor_ms": floor.median_ms,
     }
 
 
@@ -93,8 +99,13 @@ def docker_execs(count: int) -> float:
 async def single(sizes: Sizes) -> dict[str, Any]:
     """Measure one idle session's call beside the guest layer alone."""
     ways = await call_cost.measure(sizes.single_calls)
-    guest, path = ways[3], ways[4]
-    return {"guest_ms": guest.median_ms, "path_ms": path.median_ms, "added_ms": path.median_ms - guest.median_ms}
+    host, guest, path = ways[0], ways[3], ways[4]
+    return {
+        "floor_ms": host.median_ms,
+        "guest_ms": guest.median_ms,
+        "path_ms": path.median_ms,
+        "added_ms": path.median_ms - guest.median_ms,
+    }
 
 
 async def delays(sizes: Sizes) -> dict[str, Any]:
@@ -110,8 +121,7 @@ async def delays(sizes: Sizes) -> dict[str, Any]:
         await asyncio.sleep(2.0)
         after, redis_after = memory_bytes(), stage.redis_bytes()
         left = sorted({key.decode().split(":")[1] for key in stage.client.scan_iter("sandhog:*")})
-    # A step begins one behind the request that it makes.
-    added_ms = sorted((gap_s - DELAYS_S[(step - 1) % len(DELAYS_S)]) * 1000 for step, gap_s in load.gaps_s)
+    added_ms = _added_ms(load)
     return {
         "sessions": sizes.calm_sessions,
         "steps": len(added_ms),
@@ -123,7 +133,21 @@ async def delays(sizes: Sizes) -> dict[str, Any]:
         "coordinator_left_mib": (after - before) / MIB,
         "redis_left_kib": (redis_after - redis_before) / 1024,
         "keys_left": left,
+        "fewer": [[sessions, *await _few_delays(sessions, sizes.calm_steps)] for sessions in sizes.fewer_sessions],
     }
+
+
+async def _few_delays(sessions: int, steps: int) -> tuple[float, float]:
+    """Return the median and the 99th percentile of what is added where fewer sessions want fewer steps a second."""
+    async with opened(places=sessions, lanes=32) as stage:
+        await run(stage, 4, 1, 1)
+        added_ms = _added_ms(await run(stage, sessions, steps, 1, delays_s=DELAYS_S))
+    return _percentile(added_ms, 0.5), _percentile(added_ms, 0.99)
+
+
+def _added_ms(load: Load) -> list[float]:
+    """Return what was added to the model's delay, from the least; a step begins one behind the request it makes."""
+    return sorted((gap_s - DELAYS_S[(step - 1) % len(DELAYS_S)]) * 1000 for step, gap_s in load.gaps_s)
 
 
 async def by_sessions(sizes: Sizes) -> list[tuple[int, Cost]]:

@@ -109,6 +109,23 @@ def test_a_python_that_cannot_make_environments_comes_last(tmp_path: Path) -> No
     assert run_part("python", f"PATH={tmp_path}; find_python").stdout == "python3.11\n"
 
 
+def test_a_python_compiled_with_its_optimisations_comes_first(tmp_path: Path) -> None:
+    put_command(tmp_path, "python3.13", 'case "$2" in *enable-optimizations*) exit 1 ;; esac')
+    put_command(tmp_path, "python3.11", "exit 0")
+    pythons = "python3.13 python3.11"
+
+    assert run_part("python", f"PATH={tmp_path}; find_python", SANDHOG_PYTHON=pythons).stdout == "python3.11\n"
+    assert run_part("python", f"PATH={tmp_path}; find_python", SANDHOG_PYTHON="python3.13").stdout == "python3.13\n"
+
+
+def test_the_distributions_python_is_seen_to_be_optimised() -> None:
+    system = "/usr/bin/python3"
+    if run_part("python", f"runs_python {system}").returncode != 0:
+        pytest.skip(f"there is no {system} of 3.11 or later")
+
+    assert run_part("python", f"is_optimised {system}").returncode == 0
+
+
 def test_a_user_without_rights_hears_of_the_docker_group(tmp_path: Path) -> None:
     put_command(tmp_path, "docker", "echo 'permission denied while trying to connect' >&2; exit 1")
 
