@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from coordinator.cluster.watch import Watch
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import NoBox, NodeTrouble
 from coordinator.session.session_events import SessionPlaced
+from coordinator.session.transcript import segment_path
 from coordinator.session.workspace_choice import Chosen
 from tests.conftest import Until
 from tests.coordinator.resuming import OneNode
@@ -109,6 +112,40 @@ async def test_a_session_that_goes_on_stays_with_its_directory(
     assert asked.suits(NodeLife(node="n1", incarnation="n1-2", places=1, lanes=1, host=HOST))
     assert asked.suits(NodeLife(node="beside", incarnation="x", places=1, lanes=1, host=HOST))
     assert asked.suits(NodeLife(node="n2", incarnation="x", places=1, lanes=1, host=OTHER)) == (not is_bound)
+
+
+async def test_no_place_is_taken_for_a_session_that_a_later_owner_has_ended(
+    cluster: Cluster, model: ModelClient, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    whole = await play(on(cluster, Failing()), model, wanted(tmp_path))
+    transcript = Path(whole.transcript)
+    cut_in_first_call(transcript)
+
+    node = Failing()
+    runner = await go_on(on(cluster, node), model, whole.session_id)
+    # Another owner takes and ends it before this one begins, and Redis forgets all of it.
+    segment_path(transcript.parent, whole.session_id, 99).touch()
+    redis_client.flushall()
+    result = await runner.run(asyncio.Event())
+    assert (result.status, node.asked) == ("failed", 0), result
+    assert "taken over" in result.stop_reason
+    assert not redis_client.exists(keys.session(whole.session_id))
+
+
+async def test_a_session_brings_what_it_wrote_to_the_disk_beside_the_loop(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, beside, fsync = threading.current_thread(), list[int](), os.fsync
+
+    def seen(file: int) -> None:
+        if threading.current_thread() is not loop:
+            beside.append(file)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    result = await play(on(cluster, Failing()), model, wanted(tmp_path))
+    assert result.status == "completed"
+    assert len(beside) >= result.steps
 
 
 @pytest.fixture
