@@ -22,10 +22,12 @@ from coordinator.cluster.store import Store, connect
 from coordinator.cluster.turns import Turns
 from coordinator.cluster.watch import Watch
 from coordinator.cluster.wishes import Wishes
+from coordinator.errors import ConfigError
 from coordinator.session.breakers import Breakers
 from tools.loading import LoadedTools, load_tools
 from worker.app import create_app
 from worker.contract.traces import is_traced
+from worker.contract.volume import volume_id
 
 FORGET_S = 1.0
 
@@ -44,8 +46,9 @@ async def open_cluster(
 
     Raises:
         ToolsUnusable: `tools` is None and an installed package's cannot be loaded.
+        ConfigError: the volume cannot be used.
     """
-    tools = tools or load_tools()
+    tools, volume = tools or load_tools(), _volume(state_dir)
     coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
     client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
@@ -65,7 +68,13 @@ async def open_cluster(
                 store=store,
                 executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
                 placement=Placement(
-                    store=store, reader=reader, dispatcher=dispatcher, watch=watch, turns=turns, tools=tools.digest
+                    store=store,
+                    reader=reader,
+                    dispatcher=dispatcher,
+                    watch=watch,
+                    turns=turns,
+                    tools=tools.digest,
+                    volume=volume,
                 ),
                 registry=tools.registry,
                 state_dir=state_dir,
@@ -81,6 +90,13 @@ async def open_cluster(
         await _forget(store, coordinator)
         await client.aclose()
         await reading.aclose()
+
+
+def _volume(state_dir: Path) -> str:
+    try:
+        return volume_id(state_dir)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"The volume at {state_dir} cannot be used: {exc}") from exc
 
 
 async def _forget(store: Store, coordinator: str) -> None:

@@ -36,6 +36,8 @@ class Machine:
     """Where the engine keeps images and containers."""
     options: frozenset[str]
     """The engine's security options by name: seccomp, apparmor, userns, rootless, selinux, …"""
+    runtimes: tuple[str, ...] = ()
+    """Names of its OCI runtimes, sorted."""
     host: str = ""
     """Tells this machine from others, also from copies of it: directories of the one are not on the other."""
 
@@ -52,6 +54,7 @@ def parse_machine(info: dict[str, Any]) -> Machine:
         cpus=int(info.get("NCPU") or 1),
         data_dir=Path(info.get("DockerRootDir") or "/"),
         options=frozenset(option.removeprefix("name=").partition(",")[0] for option in options),
+        runtimes=tuple(sorted(info.get("Runtimes") or ())),
         host=hashlib.sha256(f"{info.get('ID', '')} {info.get('Name', '')}".encode()).hexdigest()[:16],
     )
 

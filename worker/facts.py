@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox.machine import Machine
 from sandbox.profiles import BUILT_IN
 from worker.boxes import Boxes
 from worker.settings import NodeSettings
@@ -19,9 +20,8 @@ class Facts:
     boxes: Boxes
     images: Callable[[], tuple[str, ...]]
     """Names the images on the engine."""
-    cpus: int
-    host: str
-    """Tells the engine's machine from others."""
+    machine: Machine
+    """The engine's."""
 
     def __call__(self) -> dict[str, Any]:
         """Return the fields of `NodeLife` that may change while the node lives.
@@ -34,9 +34,16 @@ class Facts:
             "labels": self.settings.label_map,
             "images": self.images(),
             "warm": self.boxes.warm_images(),
-            "profiles": tuple(sorted({*BUILT_IN, *self.settings.profiles})),
-            "cpus": self.cpus,
-            "host": self.host,
+            "profiles": self._profiles(),
+            "runtimes": self.machine.runtimes,
+            "cpus": self.machine.cpus,
+            "host": self.machine.host,
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "disk_free_bytes": shutil.disk_usage(self.settings.state_dir).free,
         }
+
+    def _profiles(self) -> tuple[str, ...]:
+        """Return the names of those that boxes can have here: their runtime is one of the engine's."""
+        known = {**BUILT_IN, **self.settings.profiles}
+        there = (None, *self.machine.runtimes)
+        return tuple(sorted(name for name, profile in known.items() if profile.runtime in there))

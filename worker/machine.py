@@ -98,7 +98,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
         "guest folders": folders.tend,
         "retention": retention.sweep,
     }
-    facts = Facts(settings, boxes, engine.images.names, engine.machine.cpus, engine.machine.host)
+    facts = Facts(settings, boxes, engine.images.names, engine.machine)
     return Machine(boxes, Upkeep(jobs, UPKEEP_S), engine.freeze_all, engine.release_all, facts)
 
 

@@ -29,6 +29,7 @@ from worker.calls import CallEnd, Calls
 from worker.channels.doors import Doors
 from worker.contract import keys
 from worker.contract.orders import NodeLife
+from worker.contract.volume import volume_id
 from worker.errors import NodeMisconfigured
 from worker.gates.breaker import BreakerGate
 from worker.gates.gate import in_row
@@ -191,9 +192,17 @@ def _life(settings: NodeSettings, machine: Machine, loaded: LoadedTools) -> Node
         lanes=settings.lane_count,
         pid=os.getpid(),
         freeze_s=settings.freeze_s,
+        volume=_volume(settings),
         **_first_facts(machine),
         tools=loaded.digest,
     )
+
+
+def _volume(settings: NodeSettings) -> str:
+    try:
+        return volume_id(settings.state_dir)
+    except (OSError, ValueError) as exc:
+        raise NodeMisconfigured(f"The volume at {settings.state_dir} cannot be used: {exc}") from exc
 
 
 def _first_facts(machine: Machine) -> dict[str, Any]:

@@ -38,6 +38,9 @@ class NodeView(BaseModel):
     images: tuple[str, ...]
     """Images that are there already."""
     profiles: tuple[str, ...]
+    """Those that boxes can have there."""
+    runtimes: tuple[str, ...]
+    """The engine's."""
     cpus: int
     memory_bytes: int
     disk_free_bytes: int

@@ -64,6 +64,7 @@ class Placement:
         watch: Watch,
         turns: Turns,
         tools: str = "",
+        volume: str = "",
         clock: Callable[[], float] = time.monotonic,
         resend_s: float = RESEND_S,
     ) -> None:
@@ -72,6 +73,7 @@ class Placement:
         self._dispatcher = dispatcher
         self._watch = watch
         self._tools = tools
+        self._volume = volume
         self._clock = clock
         self._resend_s = resend_s
         self._turns = turns
@@ -136,9 +138,12 @@ class Placement:
 
     def _suitable(self, ready: list[NodeLife], wanted: PlaceWanted) -> tuple[list[NodeLife], str]:
         """Return the nodes that may have such a session, and what is said where there is none."""
-        lives = [life for life in ready if self._tools in ("", life.tools)]
+        here = [life for life in ready if not (life.volume and self._volume) or life.volume == self._volume]
+        if not here:
+            return [], _other_volume(ready)
+        lives = [life for life in here if self._tools in ("", life.tools)]
         if not lives:
-            return [], _other_tools(ready)
+            return [], _other_tools(here)
         there = [life for life in lives if wanted.is_bound_to(life)]
         if not there and wanted.bound_to is not None:
             return [], directory_away(wanted.bound_to.node)
@@ -344,4 +349,12 @@ def _other_tools(nodes: list[NodeLife]) -> str:
     return (
         f"No worker has the own tools of this session ({named}). Start one with SANDHOG_TOOLS naming the same files, "
         "with the same content, or leave the tools out."
+    )
+
+
+def _other_volume(nodes: list[NodeLife]) -> str:
+    named = ", ".join(node.node for node in nodes)
+    return (
+        f"No worker sees the volume of this coordinator ({named}: another one). Mount one volume on every machine, and "
+        "name it with SANDHOG_STATE_DIR on each."
     )

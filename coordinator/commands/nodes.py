@@ -41,6 +41,9 @@ class ListedNode(BaseModel):
     warm: tuple[str, ...]
     """Images of which boxes stand ready."""
     profiles: tuple[str, ...]
+    """Those that boxes can have there."""
+    runtimes: tuple[str, ...]
+    """The engine's."""
     cpus: int
     memory_bytes: int
     disk_free_bytes: int

@@ -190,6 +190,24 @@ async def test_a_bound_session_goes_to_another_node_of_its_machine_only(placemen
     assert (await placement.place("s", "home", PlaceWanted(bound_to=home))).node == "near"
 
 
+async def test_a_node_on_another_volume_gets_no_session(
+    placement: Placement, lives: Lives, redis_client: redis.Redis
+) -> None:
+    placement._volume = "ours"
+    there = lives("there", OTHER).model_copy(update={"volume": "theirs"})
+    redis_client.set(keys.node("there"), there.model_dump_json())
+    with pytest.raises(NoBox, match=r"No worker sees the volume of this coordinator \(there: another one\)"):
+        await placement.place("s")
+
+    # One of an earlier release does not say.
+    for name, volume in (("old", ""), ("here", "ours")):
+        redis_client.delete(keys.lease("old"))
+        life = lives(name, HOST).model_copy(update={"volume": volume})
+        redis_client.set(keys.node(name), life.model_dump_json())
+        await asyncio.sleep(0.3)
+        assert (await placement.place(f"on {name}")).node == name
+
+
 async def test_a_bound_session_waits_for_its_node_that_is_restarted(
     placement: Placement, redis_client: redis.Redis, lives: Lives
 ) -> None:

@@ -349,7 +349,11 @@ class NodeLife(Contract):
     warm: tuple[str, ...] = ()
     """Images of which it has boxes ready that nobody has used."""
     profiles: tuple[str, ...] = ()
-    """Names of the profiles that it knows; none from a node that does not say."""
+    """Names of the profiles that boxes can have there; none from a node that does not say."""
+    runtimes: tuple[str, ...] = ()
+    """Names of its engine's OCI runtimes."""
+    volume: str = ""
+    """Id of the shared volume as it sees it, see `worker.contract.volume`; "" from a node that does not say."""
     host: str = ""
     """Tells its engine's machine from others, whichever nodes are there; "" where it is not known."""
     cpus: int = 0
