@@ -24,11 +24,13 @@ import docker
 from coordinator.settings import DEFAULT_IMAGE
 from tests.bench import call_cost
 from tests.bench.scale_docs import document
-from tests.bench.scale_parts import MIB, Cost, Load, memory_bytes, opened, run
+from tests.bench.scale_parts import MIB, Cost, Load, Stage, chunks, memory_bytes, opened, run
 
 DELAYS_S = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0)
 EXECS_AT_ONCE = 8
 CONTEXT_TOKENS = 128_000
+MOST_CURVE_STEPS = 30
+"""A longer history makes longer requests, which would be taken for the cost of having few sessions."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,9 @@ async def delays(sizes: Sizes) -> dict[str, Any]:
         _give_back()
         before, redis_before = memory_bytes(), stage.redis_bytes()
         load = await run(stage, sizes.calm_sessions, sizes.calm_steps, 1, delays_s=DELAYS_S)
-        _give_back()
-        # Reply streams are trimmed behind their reader.
-        await asyncio.sleep(2.0)
-        after, redis_after = memory_bytes(), stage.redis_bytes()
+        after, redis_after = await _at_rest(stage)
+        await run(stage, sizes.calm_sessions, sizes.calm_steps, 1, delays_s=DELAYS_S)
+        after_more, _ = await _at_rest(stage)
         left = sorted({key.decode().split(":")[1] for key in stage.client.scan_iter("sandhog:*")})
     added_ms = _added_ms(load)
     return {
@@ -131,10 +132,19 @@ async def delays(sizes: Sizes) -> dict[str, Any]:
         "coordinator_mib": (load.busy_bytes - before) / MIB / sizes.calm_sessions,
         "redis_kib": (load.busy_redis_bytes - redis_before) / 1024 / sizes.calm_sessions,
         "coordinator_left_mib": (after - before) / MIB,
+        "coordinator_left_more_mib": (after_more - before) / MIB,
         "redis_left_kib": (redis_after - redis_before) / 1024,
         "keys_left": left,
         "fewer": [[sessions, *await _few_delays(sessions, sizes.calm_steps)] for sessions in sizes.fewer_sessions],
     }
+
+
+async def _at_rest(stage: Stage) -> tuple[int, int]:
+    """Return the memory of coordinator and Redis once all sessions have ended."""
+    _give_back()
+    # Reply streams are trimmed behind their reader.
+    await asyncio.sleep(2.0)
+    return memory_bytes(), stage.redis_bytes()
 
 
 async def _few_delays(sessions: int, steps: int) -> tuple[float, float]:
@@ -155,9 +165,13 @@ async def by_sessions(sizes: Sizes) -> list[tuple[int, Cost]]:
     found = []
     for sessions in sizes.sessions:
         async with opened() as stage:
-            steps = max(3, sizes.curve_calls // (4 * sessions))
-            found.append((sessions, (await run(stage, sessions, steps, 4)).cost))
+            found.append((sessions, (await run(stage, sessions, _curve_steps(sizes, sessions), 4)).cost))
     return found
+
+
+def _curve_steps(sizes: Sizes, sessions: int) -> int:
+    """Return the steps of each session: as many calls for all points, but histories of about one length."""
+    return max(3, min(MOST_CURVE_STEPS, sizes.curve_calls // (4 * sessions)))
 
 
 async def by_nodes(sizes: Sizes) -> list[tuple[int, Cost]]:
@@ -176,6 +190,36 @@ async def by_calls(sizes: Sizes) -> list[tuple[int, Cost]]:
         load: Load = await run(stage, 1, sizes.calls // calls, calls, every=every, context_tokens=CONTEXT_TOKENS)
     parts = [cost for cost in load.parts() if cost.calls >= every // 2]
     return [((number + 1) * every, cost) for number, cost in enumerate(parts)]
+
+
+def states(sizes: Sizes) -> list[list[str]]:
+    """Return what each figure is of: measurement, sessions, nodes, messages at the end, chunks a reply."""
+    calm = f"{sizes.calm_sessions}, {', '.join(map(str, sizes.fewer_sessions))}"
+    curve = [_curve_steps(sizes, sessions) for sessions in (sizes.sessions[-1], sizes.sessions[0])]
+    return [
+        ["throughput", str(sizes.busy_sessions), "1", messages(sizes.busy_steps, 4), str(chunks(4))],
+        ["delays", calm, "1", messages(sizes.calm_steps, 1), str(chunks(1))],
+        [
+            "against sessions",
+            f"{sizes.sessions[0]} to {sizes.sessions[-1]}",
+            "1, answering",
+            f"{messages(curve[0], 4)} to {messages(curve[1], 4)}",
+            str(chunks(4)),
+        ],
+        [
+            "against nodes",
+            "32",
+            f"{sizes.nodes[0]} to {sizes.nodes[-1]}, answering",
+            messages(max(3, sizes.curve_calls // 128), 4),
+            str(chunks(4)),
+        ],
+        ["against calls", "1", "1, answering", f"those of {CONTEXT_TOKENS:,} tokens at most", str(chunks(20))],
+    ]
+
+
+def messages(steps: int, calls: int) -> str:
+    """Return how many messages a history has after its steps, one to warm up included."""
+    return str(2 + (steps + 1) * (1 + calls))
 
 
 def _give_back() -> None:
@@ -213,7 +257,8 @@ def main() -> None:
     given = parser.parse_args()
     only = [name for name in given.only.split(",") if name]
     found = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
-    found |= asyncio.run(measure(QUICK if given.quick else Sizes(), only))
+    sizes = QUICK if given.quick else Sizes()
+    found |= asyncio.run(measure(sizes, only)) | {"states": states(sizes)}
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     found["machine"] = (
         f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}, Python {platform.python_version()}, "

@@ -27,6 +27,7 @@ def document(found: Mapping[str, Any], docs: Path) -> None:
         f"a quiet machine. This run: {found['machine']}. Coordinator, Redis, nodes, boxes and the scripted model share "
         "the cores. Machines differ, and so do hours: read the ratios and the shapes.\n",
     ]
+    parts += _states(found["states"])
     for name, write in (("throughput", _throughput), ("single", _single), ("delays", _delays)):
         if name in found:
             parts += write(found[name])
@@ -40,9 +41,19 @@ def document(found: Mapping[str, Any], docs: Path) -> None:
         "on how many others there are, and is measured by `python -m tests.bench.boxes`. On two cores more nodes "
         "bring no more calls a second; what must stay flat is what each call costs. The long session has a window of "
         "128,000 tokens: its history is compacted as it would be for a model, so a request does not grow without end. "
+        "One session alone bears what a coordinator does beside calls, such as looks at leases. "
         "What is sent to a model grows with the square of the history between two compactions, with any client.\n"
     )
     (docs / "performance-scale.md").write_text("\n".join(parts))
+
+
+def _states(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        "| figures | sessions | nodes | messages of a history at the end | chunks a reply |\n|---|---|---|---|---|",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        "Each with one process for the coordinator, one for Redis, one for the model and one a node.\n",
+    ]
 
 
 def _throughput(one: Mapping[str, Any]) -> list[str]:
@@ -85,10 +96,12 @@ def _delays(one: Mapping[str, Any]) -> list[str]:
         f"| coordinator's memory, MiB a session | {one['coordinator_mib']:.2f} | 1 |",
         f"| Redis' memory, KiB a session | {one['redis_kib']:.1f} | 20 |",
         f"| more than before once all have ended: coordinator MiB, Redis KiB | {one['coordinator_left_mib']:.1f}, "
-        f"{one['redis_left_kib']:.0f} | 0 |\n",
+        f"{one['redis_left_kib']:.0f} | 0 |",
+        f"| the same after a second round of as many: coordinator MiB | {one['coordinator_left_more_mib']:.1f} | 0 |\n",
         f"{one['sessions']} sessions with these delays want {one['sessions'] / MEAN_DELAY_S:.0f} steps a second; where "
-        "that is more than the processors give to everything together, what is added is the wait for one. The memory "
-        "that is not given back is the allocator's: further rounds of as many sessions leave no more.\n",
+        "that is more than the processors give to everything together, what is added is the wait for one. What a "
+        "second round leaves beside the first is what sessions leave; the rest is the allocator's and what is loaded "
+        "at first use.\n",
         "The same with fewer sessions:\n",
         "| sessions | steps a second | added, p50 ms | p99 ms |\n|---|---|---|---|",
         *(
@@ -106,7 +119,11 @@ def _curve(points: Sequence[Sequence[Any]], axis: str) -> list[str]:
         f"{cost['per_s']:.0f} |"
         for at, cost in points
     ]
-    return [*rows, ""]
+    spreads = []
+    for name, words in (("coordinator_ms", "coordinator"), ("commands", "Redis commands")):
+        values = [cost[name] for _, cost in points]
+        spreads.append(f"{words} ±{(max(values) - min(values)) / (max(values) + min(values)) * 100:.0f} %")
+    return [*rows, "", f"Between least and most: {', '.join(spreads)} (wanted: ±10 %).\n"]
 
 
 def plot(points: Sequence[Sequence[Any]], axis: str, title: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,8 @@ import redis
 
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
+from coordinator.endpoint.scripted import Turn
+from coordinator.endpoint.scripted_wire import stream_of
 from coordinator.session.approvals import Never
 from coordinator.session.call_events import CallFinished
 from coordinator.session.events import Event
@@ -245,6 +248,15 @@ def model(sessions: int, steps: int, calls: int, delays_s: Sequence[float] = ())
             yield process.stdout.readline().strip(), process.pid
         finally:
             process.terminate()
+
+
+def chunks(calls: int) -> int:
+    """Return in how many chunks the scripted model's reply with so many calls comes."""
+    one = {"id": "c", "type": "function", "function": {"name": "Bash", "arguments": json.dumps({"command": "true"})}}
+    message = {"content": "", "tool_calls": [one] * calls}
+    told = stream_of(message, {}, finish_reason="tool_calls", usage={}, chunk_chars=Turn().chunk_chars)
+    # The last event is no chunk.
+    return len(list(told)) - 1
 
 
 async def run(
