@@ -102,3 +102,30 @@ async def test_an_outage_is_waited_out_once_by_all_in_line(tmp_path: Path, monke
         )
     assert [type(one) for one in found] == [RedisLost] * 20
     await client.aclose()
+
+
+async def test_a_principal_with_one_call_waits_for_no_more_than_one_of_another_ones_hundred(lanes: Lanes) -> None:
+    calm = asyncio.Event()
+    assert await lanes.take("a", 1, ["a0"], calm, principal="a") == 1
+    came: list[str] = []
+
+    async def chain(holder: str, principal: str) -> None:
+        assert await lanes.take("a", 1, [holder], calm, principal=principal) == 1
+        came.append(holder)
+
+    chains = [asyncio.create_task(chain(f"a{number}", "a")) for number in range(1, 101)]
+    await asyncio.sleep(0)
+    chains.append(asyncio.create_task(chain("b", "b")))
+    # The first of the hundred asks Redis already, all others wait.
+    await asyncio.sleep(2 * module.POLL_S)
+    assert came == []
+    before = "a0"
+    async with asyncio.timeout(60):
+        for number in range(1, 102):
+            await lanes.give("a", before)
+            while len(came) < number:
+                await asyncio.sleep(0.001)
+            before = came[-1]
+    assert came[:2] == ["a1", "b"]
+    assert came[2:] == [f"a{number}" for number in range(2, 101)]
+    await asyncio.gather(*chains)
