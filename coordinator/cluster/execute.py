@@ -49,7 +49,10 @@ def _nobody_asks(waited_s: float) -> None:
 
 
 class Executor:
-    """Runs stretches of calls; every order gets exactly one outcome, handed on as it comes."""
+    """Runs stretches of calls; every order gets exactly one outcome, handed on as it comes.
+
+    Use `async with`: as long as it is open, the lanes of long calls are renewed.
+    """
 
     def __init__(self, *, store: Store, dispatcher: Dispatcher, settler: Settler, watch: Watch) -> None:
         self._store = store
@@ -59,8 +62,17 @@ class Executor:
         self._lanes = Lanes(self._take_lanes, store.give_lanes)
         self._run_id = ""
         """The life of Redis that gave the last lane."""
+        self._keeping: asyncio.Task[None] | None = None
         self.on_lane: Callable[[float], None] = _nobody_asks
         """Told of each call of a group, and of each chain, that has its lane: how many seconds it waited for that."""
+
+    async def __aenter__(self) -> "Executor":
+        self._keeping = asyncio.create_task(self._lanes.keep(lambda: self._watch.run_id), name="lanes")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._keeping is not None
+        await end(self._keeping)
 
     async def run(
         self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
@@ -131,9 +143,12 @@ class Executor:
             for job in waiting:
                 await on_outcome(cancelled_outcome(job.order.key, "The session was cancelled before this call ran."))
             await asyncio.gather(*running)
-        finally:
+        except BaseException:
             # What one call's follower raises ends the others too: nobody is left to take their outcomes.
             await end(*running)
+            # A call whose follower never began has its lane still.
+            await self._lanes.give(node.node, *[str(job.order.key) for job in jobs])
+            raise
 
     async def _follow(self, sent: Sent, node: str, cancelled: asyncio.Event, on_outcome: OnOutcome) -> None:
         """Settle one call of a group, sending it again where it certainly did not run."""

@@ -25,6 +25,12 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 """Between two looks whether another coordinator gave a lane back."""
+RENEW_S = 30.0
+"""Lanes held for so long are renewed, and again each time it has passed: calls that are quick cost nothing more. Far
+more often than they lapse: a step of the clock of Redis' host, by which all of them do, is mended soon."""
+LOOK_S = 1.0
+"""Between two looks whether any are to be renewed."""
+NO_LIMIT = 1 << 31
 
 
 class Lanes:
@@ -42,6 +48,8 @@ class Lanes:
         self._given: dict[str, asyncio.Event] = {}
         self._owed: dict[str, set[str]] = {}
         """By node: holders whose lanes Redis was not there to take back."""
+        self._held = defaultdict[str, dict[str, float]](dict)
+        """By node: when each holder got its lane."""
         self._lost_at = -math.inf
 
     async def take(
@@ -66,6 +74,7 @@ class Lanes:
                 ask = partial(self._ask_take, node, limit, holders)
                 got = await patiently(ask, cancelled, patience_s)
                 if got:
+                    self._held[node].update(dict.fromkeys(holders[:got], time.monotonic()))
                     return got
                 await self._until_given(node)
             return 0
@@ -75,19 +84,58 @@ class Lanes:
         finally:
             line.go_on()
 
-    async def give(self, node: str, holder: str) -> None:
-        """Give a lane back, with those that Redis was not there to take."""
-        owed = self._owed.setdefault(node, set())
-        owed.add(holder)
+    async def give(self, node: str, *holders: str) -> None:
+        """Give lanes back, with those that Redis was not there to take; a holder that has none is passed over."""
+        owed, held = self._owed.setdefault(node, set()), self._held[node]
+        owed.update(holders)
+        for holder in holders:
+            held.pop(holder, None)
         giving = list(owed)
         try:
             await self._ask_give(node, giving)
         except RedisError as exc:
-            log.warning("a lane could not be given back yet", extra={"call_id": holder, "error": str(exc)})
+            log.warning("lanes could not be given back yet", extra={"calls": holders, "error": str(exc)})
         else:
             owed.difference_update(giving)
             if node in self._given:
                 self._given[node].set()
+
+    async def keep(self, life: Callable[[], str | None]) -> None:
+        """Keep what calls hold, without end: renewed at a pace, and written back at once in another life of Redis.
+
+        Args:
+            life: The life of Redis as it is known now; None before it is.
+        """
+        kept_in, kept_at = life(), time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            present, now = life(), time.monotonic()
+            kept_in = kept_in or present
+            if present == kept_in and now - kept_at < RENEW_S:
+                continue
+            if await self.renew(RENEW_S if present == kept_in else 0.0):
+                kept_in, kept_at = present, now
+
+    async def renew(self, held_s: float = 0.0) -> bool:
+        """Write back the lanes that are held for so long, or longer; False where Redis was not there.
+
+        There is no limit for it: those calls run, whoever has taken their lanes meanwhile.
+        """
+        before = time.monotonic() - held_s
+        for node, held in list(self._held.items()):
+            renewing = [holder for holder, since in held.items() if since <= before]
+            if not renewing:
+                continue
+            try:
+                await self._ask_take(node, NO_LIMIT, renewing)
+            except RedisError as exc:
+                log.warning("lanes were not renewed", extra={"calls": renewing, "error": str(exc)})
+                return False
+            finally:
+                # What was given back meanwhile may have been written after that.
+                if ended := [holder for holder in renewing if holder not in held]:
+                    await self.give(node, *ended)
+        return True
 
     async def _until_given(self, node: str) -> None:
         given = self._given.setdefault(node, asyncio.Event())
