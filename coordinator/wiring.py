@@ -60,13 +60,18 @@ async def open_cluster(
             Watch(store) as watch,
             Ownership(store, coordinator) as ownership,
             LeaseKeeper(redis_url, coordinator),
+            Executor(
+                store=store,
+                dispatcher=dispatcher,
+                settler=Settler(
+                    store=store, reader=reader, dispatcher=dispatcher, watch=watch, cancels_alone=cancels_alone
+                ),
+                watch=watch,
+            ) as executor,
         ):
-            settler = Settler(
-                store=store, reader=reader, dispatcher=dispatcher, watch=watch, cancels_alone=cancels_alone
-            )
             yield Cluster(
                 store=store,
-                executor=Executor(store=store, dispatcher=dispatcher, settler=settler, watch=watch),
+                executor=executor,
                 placement=Placement(
                     store=store,
                     reader=reader,

@@ -1,6 +1,7 @@
 """Runs one step's orders on the session's node: partition → **execute** (lanes, dispatch, settle) → budget."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,8 +44,15 @@ class Job:
 OnOutcome = Callable[[CallOutcome], Awaitable[None]]
 
 
+def _nobody_asks(waited_s: float) -> None:
+    pass
+
+
 class Executor:
-    """Runs stretches of calls; every order gets exactly one outcome, handed on as it comes."""
+    """Runs stretches of calls; every order gets exactly one outcome, handed on as it comes.
+
+    Use `async with`: as long as it is open, the lanes of long calls are renewed.
+    """
 
     def __init__(self, *, store: Store, dispatcher: Dispatcher, settler: Settler, watch: Watch) -> None:
         self._store = store
@@ -54,6 +62,17 @@ class Executor:
         self._lanes = Lanes(self._take_lanes, store.give_lanes)
         self._run_id = ""
         """The life of Redis that gave the last lane."""
+        self._keeping: asyncio.Task[None] | None = None
+        self.on_lane: Callable[[float], None] = _nobody_asks
+        """Told of each call of a group, and of each chain, that has its lane: how many seconds it waited for that."""
+
+    async def __aenter__(self) -> "Executor":
+        self._keeping = asyncio.create_task(self._lanes.keep(lambda: self._watch.run_id), name="lanes")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._keeping is not None
+        await end(self._keeping)
 
     async def run(
         self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
@@ -95,14 +114,24 @@ class Executor:
         got, self._run_id = await self._store.take_lanes(node, limit, holders)
         return got
 
+    async def _lanes_for(
+        self, jobs: Sequence[Job], node: str, limit: int, came_at: float, cancelled: asyncio.Event
+    ) -> int:
+        """Return how many of the jobs, from the first, have a lane now, as `Lanes.take`."""
+        holders = [str(job.order.key) for job in jobs]
+        got = await self._lanes.take(node, limit, holders, cancelled, principal=jobs[0].order.principal)
+        waited_s = time.monotonic() - came_at
+        for _ in range(got):
+            self.on_lane(waited_s)
+        return got
+
     async def _run_group(
         self, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
     ) -> None:
-        waiting, running = list(jobs), set[asyncio.Task[None]]()
+        waiting, running, came_at = list(jobs), set[asyncio.Task[None]](), time.monotonic()
         try:
             while waiting and not cancelled.is_set():
-                holders = [str(job.order.key) for job in waiting]
-                got = await self._lanes.take(node.node, node.lanes, holders, cancelled)
+                got = await self._lanes_for(waiting, node.node, node.lanes, came_at, cancelled)
                 if got == 0:
                     break
                 batch, waiting = waiting[:got], waiting[got:]
@@ -114,9 +143,12 @@ class Executor:
             for job in waiting:
                 await on_outcome(cancelled_outcome(job.order.key, "The session was cancelled before this call ran."))
             await asyncio.gather(*running)
-        finally:
+        except BaseException:
             # What one call's follower raises ends the others too: nobody is left to take their outcomes.
             await end(*running)
+            # A call whose follower never began has its lane still.
+            await self._lanes.give(node.node, *[str(job.order.key) for job in jobs])
+            raise
 
     async def _follow(self, sent: Sent, node: str, cancelled: asyncio.Event, on_outcome: OnOutcome) -> None:
         """Settle one call of a group, sending it again where it certainly did not run."""
@@ -145,7 +177,7 @@ class Executor:
         # reading calls, which must not wait behind long commands.
         holder, limit = str(jobs[0].order.key), max(1, node.lanes - node.lanes // 4)
         try:
-            await self._lanes.take(node.node, limit, [holder], cancelled)
+            await self._lanes_for(jobs[:1], node.node, limit, time.monotonic(), cancelled)
             jobs = await self._for_present_life(jobs, node.node, cancelled)
             run_id = self._run_id
             while jobs:

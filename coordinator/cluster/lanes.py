@@ -1,7 +1,8 @@
 """Lanes: how much a node does at once, for all sessions and coordinators together.
 
 Of those of this coordinator that wait for one node only the first in line asks Redis: hundreds that ask by turns would
-cost more than the calls themselves, and whoever asks at the right moment would pass those that came before.
+cost more than the calls themselves, and whoever asks at the right moment would pass those that came before. The line
+is fair between principals.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -16,12 +18,19 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.patience import patiently
 from coordinator.errors import RedisLost
+from coordinator.in_turn import InTurn
 from worker.contract import keys
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 """Between two looks whether another coordinator gave a lane back."""
+RENEW_S = 30.0
+"""Lanes held for so long are renewed, and again each time it has passed: calls that are quick cost nothing more. Far
+more often than they lapse: a step of the clock of Redis' host, by which all of them do, is mended soon."""
+LOOK_S = 1.0
+"""Between two looks whether any are to be renewed."""
+NO_LIMIT = 1 << 31
 
 
 class Lanes:
@@ -34,24 +43,29 @@ class Lanes:
     ) -> None:
         """`take` and `give` ask Redis, as `Store.take_lanes` and `Store.give_lanes`."""
         self._ask_take, self._ask_give = take, give
-        self._lines: dict[tuple[str, int], asyncio.Lock] = {}
+        self._lines = defaultdict[tuple[str, int], _Line](_Line)
         """By node and limit: who is in front asks, the others wait behind."""
         self._given: dict[str, asyncio.Event] = {}
         self._owed: dict[str, set[str]] = {}
         """By node: holders whose lanes Redis was not there to take back."""
+        self._held = defaultdict[str, dict[str, float]](dict)
+        """By node: when each holder got its lane."""
         self._lost_at = -math.inf
 
-    async def take(self, node: str, limit: int, holders: Sequence[str], cancelled: asyncio.Event) -> int:
+    async def take(
+        self, node: str, limit: int, holders: Sequence[str], cancelled: asyncio.Event, *, principal: str = ""
+    ) -> int:
         """Take lanes for as many of the holders, from the first, as fit below the limit.
 
-        Waits until there is room for one at least; returns 0 only once `cancelled` is set.
+        Waits until there is room for one at least, in turn with other principals' calls; returns 0 only once
+        `cancelled` is set.
 
         Raises:
             RedisLost: Redis stayed away.
         """
         came_at = time.monotonic()
-        line = self._lines.setdefault((node, limit), asyncio.Lock())
-        if not await _is_first(line, cancelled):
+        line = self._lines[node, limit]
+        if not await line.come_first(principal, cancelled):
             return 0
         try:
             while not cancelled.is_set():
@@ -60,6 +74,7 @@ class Lanes:
                 ask = partial(self._ask_take, node, limit, holders)
                 got = await patiently(ask, cancelled, patience_s)
                 if got:
+                    self._held[node].update(dict.fromkeys(holders[:got], time.monotonic()))
                     return got
                 await self._until_given(node)
             return 0
@@ -67,21 +82,60 @@ class Lanes:
             self._lost_at = time.monotonic()
             raise
         finally:
-            line.release()
+            line.go_on()
 
-    async def give(self, node: str, holder: str) -> None:
-        """Give a lane back, with those that Redis was not there to take."""
-        owed = self._owed.setdefault(node, set())
-        owed.add(holder)
+    async def give(self, node: str, *holders: str) -> None:
+        """Give lanes back, with those that Redis was not there to take; a holder that has none is passed over."""
+        owed, held = self._owed.setdefault(node, set()), self._held[node]
+        owed.update(holders)
+        for holder in holders:
+            held.pop(holder, None)
         giving = list(owed)
         try:
             await self._ask_give(node, giving)
         except RedisError as exc:
-            log.warning("a lane could not be given back yet", extra={"call_id": holder, "error": str(exc)})
+            log.warning("lanes could not be given back yet", extra={"calls": holders, "error": str(exc)})
         else:
             owed.difference_update(giving)
             if node in self._given:
                 self._given[node].set()
+
+    async def keep(self, life: Callable[[], str | None]) -> None:
+        """Keep what calls hold, without end: renewed at a pace, and written back at once in another life of Redis.
+
+        Args:
+            life: The life of Redis as it is known now; None before it is.
+        """
+        kept_in, kept_at = life(), time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            present, now = life(), time.monotonic()
+            kept_in = kept_in or present
+            if present == kept_in and now - kept_at < RENEW_S:
+                continue
+            if await self.renew(RENEW_S if present == kept_in else 0.0):
+                kept_in, kept_at = present, now
+
+    async def renew(self, held_s: float = 0.0) -> bool:
+        """Write back the lanes that are held for so long, or longer; False where Redis was not there.
+
+        There is no limit for it: those calls run, whoever has taken their lanes meanwhile.
+        """
+        before = time.monotonic() - held_s
+        for node, held in list(self._held.items()):
+            renewing = [holder for holder, since in held.items() if since <= before]
+            if not renewing:
+                continue
+            try:
+                await self._ask_take(node, NO_LIMIT, renewing)
+            except RedisError as exc:
+                log.warning("lanes were not renewed", extra={"calls": renewing, "error": str(exc)})
+                return False
+            finally:
+                # What was given back meanwhile may have been written after that.
+                if ended := [holder for holder in renewing if holder not in held]:
+                    await self.give(node, *ended)
+        return True
 
     async def _until_given(self, node: str) -> None:
         given = self._given.setdefault(node, asyncio.Event())
@@ -90,18 +144,36 @@ class Lanes:
             await asyncio.wait_for(given.wait(), POLL_S)
 
 
-async def _is_first(line: asyncio.Lock, cancelled: asyncio.Event) -> bool:
-    """Wait for one's turn; the lock is held when it has come, and it has not when `cancelled` is set before."""
-    if not line.locked():
-        return await line.acquire()
-    turn, stop = asyncio.create_task(line.acquire()), asyncio.create_task(cancelled.wait())
-    has_turn = False
-    try:
-        await asyncio.wait({turn, stop}, return_when=asyncio.FIRST_COMPLETED)
-        has_turn = turn.done()
-        return has_turn
-    finally:
-        stop.cancel()
-        # A turn that came while this was broken off goes to the next one.
-        if not has_turn and not turn.cancel():
-            line.release()
+class _Line:
+    """Who waits for the lanes of one node, principals in turn. One is in front at a time."""
+
+    def __init__(self) -> None:
+        self._has_front = False
+        self._waiting = InTurn[asyncio.Future[None]]()
+
+    async def come_first(self, principal: str, cancelled: asyncio.Event) -> bool:
+        """Wait until one is in front, and must let the next one go on; False when `cancelled` is set before."""
+        if not self._has_front:
+            self._has_front = True
+            self._waiting.had_turn(principal)
+            return True
+        turn = asyncio.get_running_loop().create_future()
+        stop = asyncio.create_task(cancelled.wait())
+        self._waiting.join(turn, principal)
+        has_turn = False
+        try:
+            await asyncio.wait({turn, stop}, return_when=asyncio.FIRST_COMPLETED)
+            has_turn = turn.done()
+            return has_turn
+        finally:
+            stop.cancel()
+            # A turn that came while this was broken off goes to the next one.
+            if not has_turn and not self._waiting.leave(turn):
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Let the next one come to the front."""
+        found = self._waiting.next()
+        self._has_front = found is not None
+        if found is not None:
+            found[1].set_result(None)

@@ -49,6 +49,8 @@ def serve(serving: Serving, settings: Settings) -> None:
 async def _serve(serving: Serving, settings: Settings) -> None:
     signals = Signals()
     with redis_of(settings, serving.tools) as (redis_url, embedded):
+        # One call's cancel fences that call alone. No more is needed: a served box sends each call by itself, never a
+        # chain whose next link could start meanwhile.
         async with open_cluster(redis_url, settings.state_dir, serving.tools, cancels_alone=True) as cluster:
             box = ServedBox(serving.request, cluster=cluster, approver=_approver(serving.approve))
             place = serving.request.workspace.directory

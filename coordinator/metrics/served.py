@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from coordinator.metrics.cluster import cluster_families
-from coordinator.metrics.sessions import SessionMetrics
+from coordinator.metrics.sessions import SECONDS, SessionMetrics
 from coordinator.service.box_canary import BoxCanary
 from coordinator.service.sessions import Sessions
 
@@ -29,6 +29,13 @@ class ServedMetrics:
         known = service.cluster.registry
         sessions = SessionMetrics(self._registry, lambda name: known.get(name) is not None)
         service.floor.watchers.append(sessions.watch)
+        waits = Histogram(
+            "sandhog_lane_wait_seconds",
+            "From a call's wish for a lane to having it; a chain takes one for all of its calls.",
+            buckets=SECONDS,
+            registry=self._registry,
+        )
+        service.cluster.executor.on_lane = waits.observe
         self._registry.register(_Process(service, canary))
         self._scrape = asyncio.Lock()
 

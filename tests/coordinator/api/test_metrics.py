@@ -1,12 +1,18 @@
 """`/metrics` and `/readyz` of a server."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from coordinator.cluster.execute import Job
 from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.session.partition import Travel
 from tests.coordinator.api.conftest import Serves, code, prompt
+from tests.orders import box_order, call_order
+from worker.contract.orders import CallKey, CallOutcome, NodeLife
 
 TOKEN = "a-token-for-prometheus"
 
@@ -67,6 +73,43 @@ async def test_a_session_is_counted_and_nothing_that_anybody_said_is_a_label(ser
     assert told["sandhog_reply_lag_seconds"] == 0
     for said in (session, "a-secret-prompt", "NoSuchTool"):
         assert said not in text
+
+
+async def test_each_call_of_a_group_and_each_chain_tells_how_long_it_waited_for_its_lane(
+    serve: Serves, tmp_path: Path
+) -> None:
+    served = await serve()
+    client, cluster, cancelled = served.client(None), served.sessions.cluster, asyncio.Event()
+    node, box = NodeLife(node="n", incarnation="n-1", places=1, lanes=4), box_order("s", tmp_path)
+    orders = [
+        call_order(key=CallKey(session="s", generation=1, step=1, index=at), box=box, node="n") for at in range(6)
+    ]
+    jobs, answered = [Job(order, 10.0) for order in orders], set[int]()
+
+    async def keep(outcome: CallOutcome) -> None:
+        answered.add(outcome.key.index)
+
+    async def told(count: int) -> float:
+        async with asyncio.timeout(30):
+            while (found := await scraped(client))["sandhog_lane_wait_seconds_count"] < count:
+                await asyncio.sleep(0.01)
+        assert found["sandhog_lane_wait_seconds_count"] == count
+        return found["sandhog_lane_wait_seconds_sum"]
+
+    assert await told(0) == 0
+    await cluster.store.take_lanes("n", 4, ["e1", "e2", "e3"])
+    chain = asyncio.create_task(cluster.executor.run(Travel.CHAIN, jobs[:3], node, cancelled, keep))
+    await asyncio.sleep(0.5)
+    assert await told(0) == 0, "one lane of the four is left to reading calls"
+    await cluster.store.give_lanes("n", ["e3"])
+    waited_s = await told(1)
+    assert waited_s >= 0.5
+    # Nobody is there to run anything: the chain keeps its lane, and of the three calls one has the other.
+    group = asyncio.create_task(cluster.executor.run(Travel.GROUP, jobs[3:], node, cancelled, keep))
+    assert await told(2) < waited_s + 0.4
+    cancelled.set()
+    await asyncio.gather(chain, group)
+    assert answered == set(range(6))
 
 
 async def test_a_redis_that_is_away_is_told_and_the_rest_is_there(serve: Serves) -> None:
