@@ -56,7 +56,7 @@ class Standing(Boxes):
         super().__init__(cast(DockerEngine, None), 20)
         self.lost_with: list[str] = []
 
-    def box_for(self, order: BoxOrder) -> Box:
+    def box_for(self, order: BoxOrder, place_wait_s: float = 0.0) -> Box:
         return cast(Box, object())
 
     def lost(self, session: str, box: Box, why: BoxLost) -> None:
