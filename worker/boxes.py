@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
-import redis
-
 from sandbox.box import Box
 from sandbox.engine_api import Engine
 from sandbox.errors import BoxLost, LossReason, SandboxError
@@ -25,7 +23,7 @@ from worker.disk import DiskWatch
 from worker.errors import BoxUnavailable, ResultFailed, WorkspaceRefused
 from worker.forking import copy_for_fork, standing_still
 from worker.own_disk import OwnDisks
-from worker.places import Places
+from worker.places import WAIT_S, Places
 from worker.progress import Progress
 from worker.seats import IDLE_NOTE, KEPT_AND_LOST, OUTPUT_NOTE, Seat, end
 from worker.setup import Setup
@@ -121,15 +119,25 @@ class Boxes:
         with self._guard:
             return sum(seat.box is not None for seat in self._seats.values())
 
+    def keep_places(self) -> None:
+        """Write down in Redis that the sessions with boxes here have their places.
+
+        Raises:
+            redis.RedisError: Redis does not answer.
+        """
+        if self._places is not None:
+            self._places.keep(self._standing)
+
     def warm(self) -> int:
         """Return how many boxes stand ready for sessions to come."""
         return self._warm.idle() if self._warm is not None else 0
 
-    def box_for(self, order: BoxOrder) -> Box:
+    def box_for(self, order: BoxOrder, place_wait_s: float = WAIT_S) -> Box:
         """Return the session's box, started on its workspace if there is none.
 
         Raises:
             BoxUnavailable: workspace or box cannot be had; nothing is left behind.
+            NoPlace: every place has been another session's for `place_wait_s`.
         """
         seat = self._seat(order.session)
         with seat.lock:
@@ -141,8 +149,7 @@ class Boxes:
             if seat.box is not None and not seat.box.is_alive():
                 self._drop(seat, "the box ended")
             if seat.box is None:
-                self._take_place(seat, order.session)
-                seat.sit(self._starter.start(seat, order), order.generation)
+                self._start(seat, order, place_wait_s)
                 self.starts += 1
             assert seat.box is not None
             seat.session_dir = Path(order.session_dir)
@@ -240,7 +247,8 @@ class Boxes:
         """
         with self._guard:
             seat = self._seats.get(session)
-            if seat is None:
+            # One that has no place has no fresh box either: it is told once that stands.
+            if seat is None or seat.is_placeless:
                 return ""
             heard = seat.heard.get(conversation, 0 if conversation == session else seat.losses)
             seat.heard[conversation] = seat.losses
@@ -264,6 +272,9 @@ class Boxes:
             end(seat)
             with self._guard:
                 self._seats.pop(order.box.session, None)
+            # Whoever asked may not have waited for this, and the place was written back meanwhile.
+            if self._places is not None and seat.generation <= order.box.generation:
+                self._places.give_back(order.box.session)
         try:
             if order.box.workspace_mode is WorkspaceMode.COPY:
                 # A checked copy holds what the model must not see.
@@ -311,8 +322,7 @@ class Boxes:
             order = order.model_copy(update={"extras": extras})
         if seat.box is None or not seat.box.is_alive():
             end(seat)
-            self._take_place(seat, order.session)
-            seat.sit(self._starter.start(seat, order), order.generation)
+            self._start(seat, order, WAIT_S)
         assert seat.box is not None
         with self._guard:
             if self._is_closed:
@@ -354,16 +364,21 @@ class Boxes:
         with self._guard:
             seat.note, seat.losses = note, seat.losses + 1
 
-    def _take_place(self, seat: Seat, session: str) -> None:
-        if not seat.is_placeless or self._places is None:
-            return
+    def _standing(self) -> list[str]:
+        with self._guard:
+            return [session for session, seat in self._seats.items() if seat.has_room]
+
+    def _start(self, seat: Seat, order: BoxOrder, place_wait_s: float) -> None:
+        """Start the seat's box, once the session has a place: only Redis knows. The seat's lock is held."""
+        if self._places is not None:
+            seat.is_placeless = True
+            self._places.take(order.session, self.used, place_wait_s)
+            seat.is_placeless = False
+        seat.is_starting = True
         try:
-            has_place = self._places.take_again(session)
-        except redis.RedisError as exc:
-            raise BoxUnavailable(f"Redis cannot be asked for a place for the sandbox: {exc}") from exc
-        if not has_place:
-            raise BoxUnavailable("every place of this node is taken by other sessions now; try again later")
-        seat.is_placeless = False
+            seat.sit(self._starter.start(seat, order), order.generation)
+        finally:
+            seat.is_starting = False
 
     def _go_on(self, seat: Seat, box: Box, order: BoxOrder) -> None:
         """Note in the box's record that it is used, and let it go on if it stood still."""

@@ -4,6 +4,7 @@ WorkerError
 ├── WorkspaceRefused   the session's workspace cannot be used: ends the session, nothing ran
 ├── ResultFailed       what a private copy became cannot be read, kept or applied: nothing was lost, try again
 ├── BoxUnavailable     no box can be had for the session: ends the session, nothing ran
+│   └── NoPlace        the node is full: nothing ran, and nothing is wrong with it
 └── NodeMisconfigured  the node cannot start: its process ends with code 2
 """
 
@@ -31,6 +32,13 @@ class BoxUnavailable(WorkerError):
     def __init__(self, message: str, *, is_passing: bool = False) -> None:
         super().__init__(message)
         self.is_passing = is_passing
+
+
+class NoPlace(BoxUnavailable):
+    """The session has no place on the node, and none is free; the message says so."""
+
+    def __init__(self) -> None:
+        super().__init__("every place of this node is taken by other sessions now", is_passing=True)
 
 
 class NodeMisconfigured(WorkerError):

@@ -92,6 +92,7 @@ def build(settings: NodeSettings, client: redis.Redis) -> Machine:
     jobs: dict[str, Callable[[], object]] = {
         "disk": boxes.end_overfull,
         "idle": boxes.end_idle,
+        "places": boxes.keep_places,
         "sweep": engine.sweep,
         "images": engine.images.trim,
         "made images": lambda: engine.maker.trim(settings.made_keep_days * DAY_S),

@@ -13,21 +13,26 @@ from typing import Any
 
 import redis
 
-from worker.contract import keys
+from worker.contract import keys, scripts
 from worker.contract.orders import NodeLife
 
 log = logging.getLogger(__name__)
 
 RENEW_S = 1.0
-RENEW = """
--- KEYS: lease, description, nodes, drained. ARGV: incarnation, node, description, lease_ms, description_ttl_s, force.
--- Returns 1, or 2 when an operator drains the node, or 0 when another life of it holds the lease (unless forced).
+LOST = 3
+RENEW = f"""
+-- KEYS: lease, description, nodes, drained. ARGV: incarnation, node, description, lease_ms, description_ttl_s, force,
+-- the life of Redis that was written to last ("" for any). Returns that which it is, after 1, or 2 when an operator
+-- drains the node, or 0 when another life of it holds the lease (unless forced), or 3, with nothing written, when Redis
+-- may have lost what was in it: it is another one, or has no lease any more.
+local life = {scripts.LIFE}
 local held = redis.call('GET', KEYS[1])
-if held and held ~= ARGV[1] and ARGV[6] ~= '1' then return 0 end
+if held and held ~= ARGV[1] and ARGV[6] ~= '1' then return {{0, life}} end
+if ARGV[7] ~= '' and (not held or life ~= ARGV[7]) then return {{{LOST}, life}} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[4])
 redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[5])
 redis.call('SADD', KEYS[3], ARGV[2])
-return 1 + redis.call('SISMEMBER', KEYS[4], ARGV[2])
+return {{1 + redis.call('SISMEMBER', KEYS[4], ARGV[2]), life}}
 """
 RELEASE = """
 -- KEYS: lease, description, nodes. ARGV: incarnation, node. Takes back what is this life's, nothing of a later one.
@@ -52,16 +57,21 @@ class Lease:
         on_return: Callable[[], None] = lambda: None,
         on_renewed: Callable[[], None] = lambda: None,
         on_drained: Callable[[bool], None] = lambda is_drained: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_lapse` is called once the lease has not been renewed for the life's `freeze_s`: soon another node may
         start boxes on these workspaces. `on_return` is called when it is again, and `on_renewed` each time.
-        `on_drained` is told when an operator drains the node, and when that is undone."""
+        `on_drained` is told when an operator drains the node, and when that is undone. `on_lost` is called before the
+        lease is written to a Redis that may have lost what the node had there: until then nobody sends it sessions. It
+        may raise `redis.RedisError`: then both are tried again."""
         self._life = life
         self._told = threading.Lock()
         self._on_lapse = on_lapse
         self._on_return = on_return
         self._on_renewed = on_renewed
         self._on_drained = on_drained
+        self._on_lost = on_lost
+        self._written_to = "none yet"
         self._is_drained = False
         self._freeze_s = life.freeze_s
         self._renewed_at = time.monotonic()
@@ -149,7 +159,12 @@ class Lease:
         life = self._life
         told = life.model_dump_json()
         arguments = [life.incarnation, life.node, told, str(keys.LEASE_MS), str(keys.NODE_TTL_S), str(int(force))]
-        held = int(self._renew(keys=[*self._keys, keys.DRAINED], args=arguments))
+        names = [*self._keys, keys.DRAINED]
+        held, run_id = self._renew(keys=names, args=[*arguments, self._written_to])
+        if held == LOST:
+            self._on_lost()
+            held, run_id = self._renew(keys=names, args=[*arguments, ""])
+        self._written_to = run_id.decode() if isinstance(run_id, bytes) else run_id
         if held and (held == 2) != self._is_drained:
             self._is_drained = held == 2
             log.warning("the node is drained" if self._is_drained else "the node is drained no more")

@@ -48,7 +48,14 @@ class Seat:
     idle_s: int | None = None
     """After how long without a call its box is ended, if its profile says so."""
     is_placeless: bool = False
-    """Its box was ended for idleness and its place given back."""
+    """Its box was ended for idleness and its place given back, or it found none when it wanted a box."""
+    is_starting: bool = False
+    """A box is being started, for which it has a place."""
+
+    @property
+    def has_room(self) -> bool:
+        """A box of it takes up a place here, now or in a moment. Needs no lock."""
+        return self.is_starting or self.box is not None
 
     def sit(self, box: Box, generation: int) -> None:
         """Give the session a box. The seat's lock is held."""

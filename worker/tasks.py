@@ -92,7 +92,8 @@ def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
     """Return once the session's box stands and its MCP servers were asked for their tools, or why it cannot."""
     session, started = order.box.session, time.monotonic()
     try:
-        box = boxes.box_for(order.box)
+        # Whoever has a box made ready waits for a place in line with others.
+        box = boxes.box_for(order.box, place_wait_s=0.0)
     except BoxUnavailable as exc:
         return PrepareOutcome(session=session, error=str(exc), is_passing=exc.is_passing)
     notes = project_notes(box, order.box) if order.wants_notes else None

@@ -141,6 +141,7 @@ def _lease(
         on_return=machine.on_return,
         on_renewed=show_alive,
         on_drained=machine.boxes.drain,
+        on_lost=machine.boxes.keep_places,
     )
 
 

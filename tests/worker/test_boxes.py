@@ -20,7 +20,7 @@ from sandbox.requests import CallMark, RunRequest
 from worker.boxes import Boxes
 from worker.contract import keys
 from worker.contract.orders import BoxOrder, CopyOrder, FinishOrder, WorkspaceMode
-from worker.errors import BoxUnavailable
+from worker.errors import BoxUnavailable, NoPlace
 from worker.places import Places
 from worker.standing import Owners
 
@@ -245,6 +245,13 @@ def test_an_idle_session_gives_its_place_back_and_goes_on_later(
     assert "in /spill, in files named background-*" in note
     assert sh(fresh, "cat /spill/background-*") == "later\n"
 
+    # Whoever asks for its end gave the place back, and the node had not come to it yet.
+    redis_client.zrem(keys.places(node), "s")
+    boxes.keep_places()
+    assert redis_client.zcard(keys.places(node)) == 1
+    boxes.finish(FinishOrder(box=order(), node=node, incarnation="i"))
+    assert redis_client.zcard(keys.places(node)) == 0
+
 
 def test_a_box_with_a_running_command_is_not_idle(make: Make, order: MakeOrder) -> None:
     boxes = make(idle_s=0.2)
@@ -263,20 +270,35 @@ def test_a_box_with_a_running_command_is_not_idle(make: Make, order: MakeOrder) 
 
 
 def test_without_a_free_place_an_idle_session_does_not_start_again(
-    make: Make, order: MakeOrder, redis_client: redis.Redis, node: str, until: Until, monkeypatch: pytest.MonkeyPatch
+    make: Make, order: MakeOrder, redis_client: redis.Redis, node: str, until: Until
 ) -> None:
-    monkeypatch.setattr("worker.places.WAIT_S", 0.0)
-    monkeypatch.setattr(Places.take_again, "__defaults__", (0.0,))
     boxes = make(idle_s=0.01, places=1)
     boxes.box_for(order())
     until(lambda: boxes.end_idle() == ["s"], "the box was ended")
     redis_client.zadd(keys.places(node), {"another": 2e9})
 
-    with pytest.raises(BoxUnavailable, match="every place"):
-        boxes.box_for(order())
+    with pytest.raises(NoPlace, match="every place") as refused:
+        boxes.box_for(order(), place_wait_s=0.0)
+    assert refused.value.is_passing
+    assert boxes.take_note("s", "s") == ""
 
     redis_client.delete(keys.places(node))
     assert boxes.box_for(order()).is_alive()
+    assert "without a call" in boxes.take_note("s", "s")
+
+
+def test_no_more_boxes_than_places_also_where_redis_lost_who_has_them(
+    make: Make, order: MakeOrder, redis_client: redis.Redis, node: str
+) -> None:
+    boxes = make(places=1)
+    boxes.box_for(order("one"))
+    redis_client.delete(keys.places(node))
+
+    with pytest.raises(NoPlace):
+        boxes.box_for(order("two"), place_wait_s=0.0)
+    # Whoever has a place gets its box, whatever else still stands here.
+    redis_client.zadd(keys.places(node), {"two": 2e9})
+    assert boxes.box_for(order("two")).is_alive()
 
 
 def test_a_restarted_node_adopts_sessions_and_boxes_that_stand_ready(

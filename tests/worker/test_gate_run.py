@@ -16,6 +16,7 @@ from tools.base import AnyTool, ErrorCode, Parameters, RunContext, Tool, ToolFai
 from tools.loading import load_tools
 from worker.boxes import Boxes
 from worker.contract.orders import BoxOrder, CallKey, WorkspaceMode
+from worker.errors import NoPlace
 from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
 from worker.gates.run import RunGate
@@ -56,7 +57,7 @@ class Standing(Boxes):
         super().__init__(cast(DockerEngine, None), 20)
         self.lost_with: list[str] = []
 
-    def box_for(self, order: BoxOrder) -> Box:
+    def box_for(self, order: BoxOrder, place_wait_s: float = 0.0) -> Box:
         return cast(Box, object())
 
     def lost(self, session: str, box: Box, why: BoxLost) -> None:
@@ -66,10 +67,10 @@ class Standing(Boxes):
 @pytest.fixture
 def run(state_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ToolResult]]:
     own = OwnTools(load_tools(), Secrets(None), state_dir / "scratch")
-    standing = Standing()
-    gate = RunGate(standing, own, Mcp(standing, state_dir / "scratch"), grace_s=0.0)
 
-    def run(body: Callable[[RunContext], Any], limit_s: float = 60) -> ToolResult:
+    def run(body: Callable[[RunContext], Any], limit_s: float = 60, boxes: Boxes | None = None) -> ToolResult:
+        standing = boxes or Standing()
+        gate = RunGate(standing, own, Mcp(standing, state_dir / "scratch"), grace_s=0.0)
         tool: AnyTool = Odd(body, limit_s)
         box = box_order(session_dir=tmp_path, workspace_mode=WorkspaceMode.COPY)
         order = call_order("Odd", key=KEY, box=box, principal="alice", attributes={"team": "red"})
@@ -79,11 +80,27 @@ def run(state_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ToolResult]]:
     own.close()
 
 
+class Full(Standing):
+    """A node whose places are all taken."""
+
+    def box_for(self, order: BoxOrder, place_wait_s: float = 0.0) -> Box:
+        raise NoPlace
+
+
 def failing(exc: BaseException) -> Callable[[RunContext], ToolResult]:
     def body(_: RunContext) -> ToolResult:
         raise exc
 
     return body
+
+
+def test_a_full_node_is_neither_a_fault_nor_a_lost_box(run: Callable[..., ToolResult]) -> None:
+    result = run(failing(AssertionError("it ran")), boxes=Full())
+
+    assert result.error_code is ErrorCode.LIMIT_REACHED
+    assert not result.error_code.counts_as_fault
+    assert "Odd did not run" in (result.error_message or "")
+    assert "every place of this node is taken" in (result.error_message or "")
 
 
 @pytest.mark.parametrize(

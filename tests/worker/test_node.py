@@ -61,6 +61,37 @@ def test_it_is_renewed_after_its_connection_was_cut(redis_client: redis.Redis, u
     until(lambda: redis_client.get(keys.lease("a")) == b"a-1", "the lease is renewed", timeout_s=5.0)
 
 
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_a_redis_that_may_have_lost_something_is_told_what_was_in_it_before_the_lease(
+    redis_client: redis.Redis, redis_url: str, until: Until, is_emptied: bool
+) -> None:
+    leases: list[object] = []
+    failures = [redis.ConnectionError("away again")]
+
+    def on_lost() -> None:
+        leases.append(redis_client.get(keys.lease("a")))
+        if len(leases) > 1 and failures:
+            raise failures.pop()
+
+    with connect(redis_url) as client:
+        lease = Lease(client, LIFE, on_lost=on_lost)
+        lease.start()
+        assert leases == [None]
+        if is_emptied:
+            redis_client.flushall()
+        else:
+            # Another life of Redis, which had the lease on its disk.
+            lease._written_to = "the life before"
+        until(lambda: len(leases) == 3, "what failed is tried again")
+        until(lambda: redis_client.get(keys.lease("a")) == b"a-1", "the lease is written")
+        until(lambda: redis_client.pttl(keys.lease("a")) > keys.LEASE_MS - 900, "it is renewed", 5.0)
+        lease.close()
+
+    assert len(leases) == 3
+    if is_emptied:
+        assert leases == [None] * 3
+
+
 def test_closing_takes_everything_back_and_ends_the_thread(redis_client: redis.Redis, redis_url: str) -> None:
     before = threading.active_count()
     with connect(redis_url) as client:

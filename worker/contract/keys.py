@@ -18,7 +18,7 @@ CLAIM_TTL_S = 600 + 2 * OUTAGE_S
 SESSION_TTL_S = 7 * 86_400
 """A session's hash, counted from its last step."""
 PLACE_TTL_S = 86_400
-"""A place, counted from when it was taken."""
+"""A place, counted from when it was taken, or renewed by the node on which its box stands."""
 REPLY_TTL_S = 86_400
 """A reply stream, counted from its last entry."""
 PROGRESS_TTL_S = 30

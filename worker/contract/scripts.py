@@ -141,17 +141,16 @@ end
 if got > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 return {result}
 """
-_RUN_ID = "string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')"
+LIFE = "string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')"
+"""Within a script: the id of this life of Redis."""
 
 TAKE = _TAKE.replace("{and_what}", "").replace("{result}", "got")
-TAKE_IN_LIFE = _TAKE.replace("{and_what}", ", and the id of this life of Redis").replace(
-    "{result}", f"{{got, {_RUN_ID}}}"
-)
+TAKE_IN_LIFE = _TAKE.replace("{and_what}", ", and the id of this life of Redis").replace("{result}", f"{{got, {LIFE}}}")
 """What is dispatched next has to know that, and one question is cheaper than two."""
 
 RUN_ID = f"""
 -- Returns the id of this life of Redis; the whole of INFO would be parsed by the client.
-return {_RUN_ID}
+return {LIFE}
 """
 
 

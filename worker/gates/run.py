@@ -18,7 +18,7 @@ from tools.mcp import McpTool
 from tools.sealing import sealed
 from worker.boxes import Boxes
 from worker.cursors import FileCursors
-from worker.errors import BoxUnavailable
+from worker.errors import BoxUnavailable, NoPlace
 from worker.gates.deadline import Overdue, within
 from worker.gates.gate import GateCall
 from worker.mcp.entry import Mcp
@@ -44,6 +44,13 @@ class RunGate:
         started = time.monotonic()
         try:
             result = sealed(self._run(call), call.order.tool)
+        except NoPlace as exc:
+            # Nothing is wrong with the node: no breaker counts it, and no box was lost.
+            result = ToolResult.failure(
+                ErrorCode.LIMIT_REACHED,
+                f"{call.order.tool} did not run: your sandbox was ended, and {exc}. "
+                "Nothing was changed; try again later.",
+            )
         except BoxUnavailable as exc:
             result = ToolResult.failure(ErrorCode.BOX_LOST, f"The sandbox could not be started: {exc}")
         except ToolFailure as exc:
