@@ -1,9 +1,10 @@
 """Redis did what it was asked and its answer was lost, or came too late: no session loses its owner by that."""
 
 import asyncio
+import fcntl
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,17 @@ from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import NoBox
 from coordinator.mcp.served_box import ServedBox
+from coordinator.session import takeover
 from coordinator.session.approvals import Always
+from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.loop import Ending
+from coordinator.session.model_table import ModelTable
 from coordinator.session.reading import segments
+from coordinator.session.result import SessionResult
+from coordinator.session.resume import continuing
 from coordinator.session.runner import SessionRunner
 from coordinator.session.session_events import TurnEnded
+from coordinator.session.takeover import Adopted, TakeoverWatch
 from tests.coordinator.lossy import LossyLink, open_link
 from tests.coordinator.resuming import OneNode, in_memory_cluster
 from tests.coordinator.ten_steps import cluster, endpoint, go_on, model, play, wanted
@@ -141,3 +148,133 @@ async def test_a_session_is_resumed_in_the_next_generation_whichever_answer_is_l
     assert (await runner.run(asyncio.Event())).status == "completed"
     assert link.lost == 1
     assert set(segments(runner.session_dir)) == {1, 2}
+
+
+class Adopter:
+    """Goes on with what its watch adopts; as often as `fails` says that fails first."""
+
+    def __init__(self, cluster: Cluster, model: ModelClient) -> None:
+        self.cluster, self.model, self.fails = cluster, model, 0
+        self.late_s = 0.0
+        self.adopted: list[str] = []
+        self.tasks: list[asyncio.Task[SessionResult]] = []
+
+    async def go_on(self, adopted: Adopted) -> None:
+        if self.fails:
+            self.fails -= 1
+            raise OSError("the volume is away")
+        self.adopted.append(adopted.session_id)
+        self.tasks.append(asyncio.create_task(self._run(adopted)))
+
+    async def _run(self, adopted: Adopted) -> SessionResult:
+        await asyncio.sleep(self.late_s)
+        runner = continuing(
+            adopted.session_id,
+            adopted.saved.to_request(ModelTable()),
+            generation=adopted.generation,
+            cluster=self.cluster,
+            model=self.model,
+            approver=Always(),
+            sinks=[],
+            by=TAKEOVER,
+        )
+        return await runner.run(asyncio.Event())
+
+    async def until(self, claim: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not claim():
+                await asyncio.sleep(0.02)
+
+
+FAULTS = pytest.mark.parametrize("fault", ["none", "lost 0", "lost 1", "lost 2", "error", "late"])
+"""Nothing, the answer that is lost of those about the session, an error once it is ours, or that it begins late."""
+
+
+def let_fail(fault: str, link: LossyLink, adopter: Adopter, session: str) -> None:
+    adopter.fails = int(fault == "error")
+    # Ours is looked through several times before it begins.
+    adopter.late_s = 3 * takeover.TIDY_S if fault == "late" else 0.0
+    if fault.startswith("lost"):
+        link.lose(keys.session(session), after=int(fault.split()[1]))
+
+
+def is_one_session(runner: SessionRunner, adopter: Adopter, result: SessionResult) -> bool:
+    whole = result.status == "completed" and set(segments(runner.session_dir)) == {1, 2}
+    return whole and adopter.adopted.count(runner.session_id) == 1
+
+
+@FAULTS
+async def test_an_orphan_is_gone_on_with_once_whatever_comes_between(
+    lossy: tuple[LossyLink, Cluster],
+    redis_url: str,
+    redis_client: redis.Redis,
+    model: ModelClient,
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    link, cluster = lossy
+    adopter = Adopter(cluster, model)
+    await deserted(redis_url, cluster.state_dir, model, tmp_path, "earlier")
+    redis_client.flushall()
+    async with TakeoverWatch(cluster, adopter.go_on):
+        # From now on the volume has been looked through, and what comes is found in Redis alone.
+        await adopter.until(lambda: len(adopter.tasks) == 1)
+        left = await deserted(redis_url, cluster.state_dir, model, tmp_path, "dead")
+        let_fail(fault, link, adopter, left.session_id)
+        redis_client.delete(keys.coordinator_lease("dead"))
+        await adopter.until(lambda: len(adopter.tasks) == 2)
+        results = await asyncio.gather(*adopter.tasks)
+        await adopter.until(lambda: not redis_client.exists(keys.owned("adopter")))
+    assert is_one_session(left, adopter, results[1]), results
+    assert link.lost == fault.startswith("lost")
+
+
+@FAULTS
+async def test_what_an_emptied_redis_lost_is_gone_on_with_once_whatever_comes_between(
+    lossy: tuple[LossyLink, Cluster],
+    redis_url: str,
+    redis_client: redis.Redis,
+    model: ModelClient,
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    link, cluster = lossy
+    adopter = Adopter(cluster, model)
+    left = await deserted(redis_url, cluster.state_dir, model, tmp_path, "dead")
+    redis_client.flushall()
+    let_fail(fault, link, adopter, left.session_id)
+    async with TakeoverWatch(cluster, adopter.go_on):
+        await adopter.until(lambda: bool(adopter.tasks))
+        result = await adopter.tasks[0]
+        await adopter.until(lambda: not redis_client.exists(keys.owned("adopter")))
+    assert is_one_session(left, adopter, result), result
+    assert link.lost == fault.startswith("lost")
+
+
+async def test_what_an_emptied_redis_lost_is_adopted_when_there_is_room_and_its_writer_is_gone(
+    cluster: Cluster,
+    redis_url: str,
+    redis_client: redis.Redis,
+    model: ModelClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(takeover, "STRAYS_S", 0.2)
+    left = [await deserted(redis_url, cluster.state_dir, model, tmp_path, "dead") for _ in range(3)]
+    written = left[0]
+    redis_client.flushall()
+    room = 1
+    adopter = Adopter(cluster, model)
+    (segment,) = segments(written.session_dir).values()
+    with segment.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        async with TakeoverWatch(cluster, adopter.go_on, lambda: room - len(adopter.tasks)):
+            await adopter.until(lambda: len(adopter.tasks) == 1)
+            room = 9
+            await adopter.until(lambda: len(adopter.tasks) == 2)
+            assert written.session_id not in adopter.adopted
+            fcntl.flock(file, fcntl.LOCK_UN)
+            await adopter.until(lambda: len(adopter.tasks) == 3)
+            results = await asyncio.gather(*adopter.tasks)
+    assert sorted(adopter.adopted) == sorted(one.session_id for one in left)
+    assert {result.status for result in results} == {"completed"}
