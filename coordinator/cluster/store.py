@@ -158,12 +158,18 @@ class Store:
         ]
 
     async def open_session(self, session: str, least_generation: int = 1, owner: str = "") -> int:
-        """Return a generation above all that the session had; older owners are fenced from now on."""
+        """Return a generation above all that the session had; older owners are fenced from now on.
+
+        The same `owner` gets the same one again while that is not below the least.
+        """
         arguments: list[str | int] = [least_generation, keys.SESSION_TTL_S, owner]
         return int(await self._open_session(keys=[keys.session(session)], args=arguments))
 
     async def adopt_session(self, session: str, dead: str, owner: str, least_generation: int) -> int:
-        """Return the generation in which `owner` has the session of a dead coordinator; 0 where it cannot have it."""
+        """Return the generation in which `owner` has the session of a dead coordinator; 0 where it cannot have it.
+
+        One that it has, and has not written in, is given to it again.
+        """
         names = [keys.session(session), keys.coordinator_lease(dead), keys.owned(dead), keys.owned(owner)]
         arguments: list[str | int] = [dead, owner, session, least_generation, keys.SESSION_TTL_S]
         return int(await self._adopt(keys=names, args=arguments))
@@ -171,7 +177,7 @@ class Store:
     async def own_session(
         self, session: str, generation: int, owner: str, *, is_adoptable: bool, is_last: IsLast = _no_later_owner
     ) -> bool:
-        """Write back who owns a session; False when another coordinator has it now, or had it and ended it.
+        """Write down who owns a session; False when another coordinator has it now, or had it and ended it.
 
         `is_last`: as for `begin_step`.
         """
@@ -185,6 +191,10 @@ class Store:
         if done == scripts.UNKNOWN and await asyncio.to_thread(is_last):
             done = int(await ask("1"))
         return done == 1
+
+    async def owned_by(self, owner: str) -> list[str]:
+        """Return the sessions that others may adopt when this coordinator dies."""
+        return await self._members(keys.owned(owner))
 
     async def disown_session(self, session: str, owner: str) -> None:
         """Let nobody adopt a session any more."""
@@ -237,7 +247,7 @@ class Store:
     async def end_coordinator(self, coordinator: str) -> None:
         """Give the lease back: what is left of a coordinator's sessions may be adopted at once."""
         await self._redis.unlink(keys.coordinator_lease(coordinator))
-        if not await self._members(keys.owned(coordinator)):
+        if not await self.owned_by(coordinator):
             await self.drop_coordinator(coordinator)
 
     async def drop_coordinator(self, coordinator: str) -> None:
@@ -252,7 +262,7 @@ class Store:
             return {}
         leases = await self._redis.mget([keys.coordinator_lease(name) for name in names])
         gone = [name for name, lease in zip(names, leases, strict=True) if lease is None]
-        return {name: await self._members(keys.owned(name)) for name in gone}
+        return {name: await self.owned_by(name) for name in gone}
 
     async def _members(self, key: str) -> list[str]:
         return sorted(_text(one) for one in await cast("Awaitable[set[bytes]]", self._redis.smembers(key)))

@@ -38,6 +38,8 @@ from worker.contract.orders import BoxOrder, CallKey, FinishOutcome, NodeLife
 log = logging.getLogger(__name__)
 
 OPEN_REDIS_S = 60.0
+GENERATION = 1
+"""Of every such session: nobody goes on with it."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,9 @@ class ServedBox:
     async def _sit(self) -> Seat:
         store, placement = self._cluster.store, self._cluster.placement
         try:
-            await patiently(partial(store.open_session, self.session_id), self._closing, OPEN_REDIS_S)
+            # Not opened: where the box cannot be had the next call comes by here again, in the same generation.
+            begin = partial(store.own_session, self.session_id, GENERATION, "", is_adoptable=False)
+            await patiently(begin, self._closing, OPEN_REDIS_S)
         except RedisLost as exc:
             raise NoBox(f"{exc} Start it, or correct SANDHOG_REDIS_URL.") from exc
         self._node = self._node or await placement.place(self.session_id)
@@ -239,7 +243,7 @@ class ServedBox:
         request = self._request
         return BoxOrder(
             session=self.session_id,
-            generation=1,
+            generation=GENERATION,
             session_dir=str(self._dir),
             image=request.image,
             workspace=str(request.workspace.directory),
@@ -256,7 +260,7 @@ class ServedBox:
             self._request.box.lay_out(self._dir)
         except OSError as exc:
             raise TranscriptError(f"{self._dir} cannot be made: {exc}. SANDHOG_STATE_DIR names its root.") from exc
-        return Transcript.create(self._dir, self.session_id, 1, secrets=self._request.box.env.values())
+        return Transcript.create(self._dir, self.session_id, GENERATION, secrets=self._request.box.env.values())
 
     def _emit(self, event: Event) -> None:
         self._transcript(event)

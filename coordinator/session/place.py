@@ -58,7 +58,7 @@ class SessionPlace:
         cluster: Where.
         session_id: Its id.
         session_dir: Its directory.
-        generation: The generation in which it is ours; 0 for a new session, which is opened first.
+        generation: The generation in which it is ours; 0 for a new session.
         before: Where its box stood before; None for a session that had none.
         tools: The tools that it may use; None is all.
         emit: Is told where it is.
@@ -305,8 +305,7 @@ class SessionPlace:
             LostSession: another coordinator has it.
         """
         store, ownership = self._cluster.store, self._cluster.ownership
-        if not self._is_open:
-            await self._ask(partial(store.open_session, self._session, 1, ownership.coordinator))
+        # A new session's id and first segment are its own: that generation is nobody else's, and may be said again.
         ownership.own(
             self._session,
             self._generation,

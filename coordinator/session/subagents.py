@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 8
 """Sub-agents of one session that run at the same time; others wait."""
+GENERATION = 1
+"""Of every sub-agent: it is never gone on with."""
 MOST_STEPS = 50
 """Replies of one sub-agent, where the session above it has as many left."""
 
@@ -93,13 +95,15 @@ class SubAgents:
         above, parameters = call.seat, _parameters(call)
         session = f"{above.session}{keys.CHILD_MARK}{above.generation}-{call.step}-{call.planned.index}"
         try:
-            generation = await patiently(partial(self._lent.store.open_session, session), call.cancelled)
+            # Its place is its own, so that its generation may be said again where the answer is lost.
+            begin = partial(self._lent.store.own_session, session, GENERATION, "", is_adoptable=False)
+            await patiently(begin, call.cancelled)
         except RedisLost as exc:
             raise ToolFailure(ErrorCode.EXECUTION_ERROR, f"The sub-agent could not begin: {exc}") from exc
         waiting = Above(above.session, above.generation, call.step)
         return replace(
             above,
-            child=ChildSession(session, generation, (*(above.child.above if above.child else ()), waiting)),
+            child=ChildSession(session, GENERATION, (*(above.child.above if above.child else ()), waiting)),
             is_read_only=above.is_read_only or parameters.profile == "explore",
         )
 

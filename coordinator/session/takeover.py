@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 0.3
 TIDY_S = 1.0
-"""How often coordinators that are gone are forgotten."""
+"""How often coordinators that are gone are forgotten, and sessions looked for that are ours and that nobody runs."""
+STRAYS_S = 10.0
+"""How often those are looked at again that a life of Redis does not know and that could not be adopted yet."""
 LAPSED_S = 0.9
 """How long a lease must have been gone, beyond its own time."""
 QUIET_S = keys.COORDINATOR_LEASE_MS / 1000 + 10.0
@@ -135,7 +137,7 @@ async def adopt(orphan: Orphan, cluster: Cluster) -> Adopted | None:
     """Make a session ours; None where another coordinator was faster, its owner lives, or it has ended.
 
     Raises:
-        RedisError: Redis does not answer; the session may be ours, and is found again.
+        RedisError: Redis does not answer; the session may be ours, and may be asked for again.
         TranscriptError: it cannot be read: nobody can go on with it.
     """
     store, own = cluster.store, cluster.ownership.coordinator
@@ -143,7 +145,7 @@ async def adopt(orphan: Orphan, cluster: Cluster) -> Adopted | None:
     least = max(await asyncio.to_thread(segments, session_dir), default=0) + 1
     if orphan.owner:
         generation = await store.adopt_session(orphan.session_id, orphan.owner, own, least)
-    elif await store.owner_of(orphan.session_id) is None:
+    elif await store.owner_of(orphan.session_id) in (None, own):
         generation = await store.open_session(orphan.session_id, least, own)
     else:
         return None
@@ -163,19 +165,28 @@ def _read(session_dir: Path, session_id: str, generation: int) -> Adopted:
     return Adopted(session_id, generation, read_saved(session_dir), reading, rebuild(reading.entries))
 
 
-def strays(state_dir: Path) -> list[str]:
-    """Return the sessions of the volume that another coordinator may adopt, did not end, and nobody here writes."""
+def strays(state_dir: Path, among: Collection[str] | None = None) -> dict[str, bool]:
+    """Return the sessions of the volume that another coordinator may adopt and did not end, and whether each is free.
+
+    One that somebody here still writes is not free.
+
+    Args:
+        state_dir: The volume.
+        among: Only these are looked at; None for all.
+    """
     sessions = state_dir / "sessions"
-    found = []
-    for session_dir in sorted(sessions.iterdir()) if sessions.is_dir() else ():
-        paths = segments(session_dir)
+    if among is None:
+        among = [path.name for path in sessions.iterdir()] if sessions.is_dir() else []
+    found = {}
+    for session in sorted(among):
+        paths = segments(sessions / session)
         try:
-            if not paths or _is_nobodys(paths[max(paths)]) or is_being_written(session_dir):
+            if not paths or _is_nobodys(paths[max(paths)]):
                 continue
-            if read_saved(session_dir).request.get("is_adoptable") is True:
-                found.append(session_dir.name)
+            if read_saved(sessions / session).request.get("is_adoptable") is True:
+                found[session] = not is_being_written(sessions / session)
         except (SandhogError, OSError) as exc:
-            log.info("a session is not looked at", extra={"session_id": session_dir.name, "error": str(exc)})
+            log.info("a session is not looked at", extra={"session_id": session, "error": str(exc)})
     return found
 
 
@@ -201,7 +212,12 @@ class TakeoverWatch:
         self._go_on = go_on
         self._room = room
         self._orphans = Orphans(cluster.store, cluster.ownership.coordinator)
+        self._handed: dict[str, int] = {}
+        """The generations in which sessions were handed on, while Redis lists them as ours: each is run once."""
+        self._strays: set[str] = set()
+        """What this life of Redis does not know, and could not be adopted yet."""
         self._looked_for: str | None = None
+        self._looked_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "TakeoverWatch":
@@ -218,31 +234,58 @@ class TakeoverWatch:
             try:
                 await self._take(await self._orphans.poll())
                 if time.monotonic() - tidied_at > TIDY_S:
-                    await self._orphans.tidy()
                     tidied_at = time.monotonic()
+                    await self._orphans.tidy()
+                    await self._take(await self._unrun())
                 await self._look_for_strays()
             except (RedisError, OSError) as exc:
                 log.info("orphans are not looked for", extra={"error": str(exc)})
             await asyncio.sleep(EVERY_S)
+
+    async def _unrun(self) -> list[Orphan]:
+        """Return what is ours and was not begun: only the answer to its adoption was lost, or what came next failed."""
+        own = self._cluster.ownership.coordinator
+        ours = await self._cluster.store.owned_by(own)
+        self._handed = {one: self._handed[one] for one in ours if one in self._handed}
+        return [Orphan(one, own) for one in ours if one not in self._handed and not self._cluster.ownership.has(one)]
 
     async def _take(self, orphans: Sequence[Orphan]) -> None:
         # Not all coordinators begin with the same one.
         for orphan in random.sample(orphans, len(orphans)):
             if self._room() <= 0:
                 return
+            session = orphan.session_id
             try:
                 adopted = await adopt(orphan, self._cluster)
-                if adopted is not None:
-                    log.warning("a session is taken over", extra={"session_id": orphan.session_id})
+                if adopted is not None and self._handed.get(session) != adopted.generation:
+                    log.warning("a session is taken over", extra={"session_id": session})
                     await self._go_on(adopted)
+                    self._handed[session] = adopted.generation
             except SandhogError as exc:
-                log.error("a session cannot go on", extra={"session_id": orphan.session_id, "error": str(exc)})
-                await self._cluster.store.disown_session(orphan.session_id, self._cluster.ownership.coordinator)
+                log.error("a session cannot go on", extra={"session_id": session, "error": str(exc)})
+                await self._cluster.store.disown_session(session, self._cluster.ownership.coordinator)
+            # Whoever has it by now, or cannot go on with it: Redis knows it again.
+            self._strays.discard(session)
 
     async def _look_for_strays(self) -> None:
-        """Once in each life of Redis: what it does not know any more, the volume does."""
-        if self._orphans.is_quiet or self._looked_for == self._orphans.run_id:
+        """In each life of Redis, until all have an owner: what it does not know any more, the volume does.
+
+        What begins later is known to it: only what the first look found is looked at again.
+        """
+        if self._orphans.is_quiet:
             return
-        found = await asyncio.to_thread(strays, self._cluster.state_dir)
-        self._looked_for = self._orphans.run_id
-        await self._take([Orphan(session, "") for session in found if not self._cluster.ownership.has(session)])
+        state_dir = self._cluster.state_dir
+        if self._looked_for != self._orphans.run_id:
+            found = await asyncio.to_thread(strays, state_dir)
+            self._looked_for = self._orphans.run_id
+        elif self._strays and time.monotonic() - self._looked_at > STRAYS_S:
+            found = await asyncio.to_thread(strays, state_dir, self._strays)
+        else:
+            return
+        ownership, store = self._cluster.ownership, self._cluster.store
+        self._strays = {one for one in found if not ownership.has(one)}
+        for one in [one for one in self._strays if not found[one]]:
+            if await store.owner_of(one) is not None:
+                self._strays.discard(one)
+        await self._take([Orphan(one, "") for one in self._strays if found[one]])
+        self._looked_at = time.monotonic()

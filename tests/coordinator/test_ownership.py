@@ -66,6 +66,28 @@ async def test_a_session_has_one_new_owner(store: Store, redis_client: redis.Red
     assert await store.leaseless_coordinators() == {"dead": []}
 
 
+async def test_an_owner_that_asks_again_has_the_same_generation(store: Store, redis_client: redis.Redis) -> None:
+    assert [await store.open_session("s1", 4, "a") for _ in range(2)] == [4, 4]
+    assert await store.begin_step("s1", 4, 3)
+    assert await store.open_session("s1", 4, "a") == 4
+    assert redis_client.hget(keys.session("s1"), "step") == b"3"
+    assert await store.open_session("s1", 5, "a") == 5, "it has written in the one before"
+    assert await store.open_session("s1", 4, "b") == 6
+    assert await store.open_session("s1", 4, "a") == 7
+
+    await owned_by(store, "dead", "s2")
+    dies(redis_client, "dead")
+    for dead in ("dead", "dead", "a"):
+        assert await store.adopt_session("s2", dead, "a", 2) == 2
+    assert await store.adopt_session("s2", "dead", "b", 2) == 0
+    for dead in ("dead", "a"):
+        assert await store.adopt_session("s2", dead, "a", 3) == 0, "it has written in the one before"
+    assert await store.owned_by("a") == ["s2"]
+    await store.open_session("s2", 3, "by-hand")
+    assert await store.adopt_session("s2", "a", "a", 2) == 0
+    assert await store.owned_by("a") == []
+
+
 async def test_a_session_that_was_taken_by_hand_is_nobodys_orphan(store: Store, redis_client: redis.Redis) -> None:
     await owned_by(store, "dead")
     dies(redis_client, "dead")

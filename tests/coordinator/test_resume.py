@@ -281,11 +281,11 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
         runner = SessionRunner(request, cluster=first, model=model, approver=Always(), sinks=[], next_message=never)
         running = asyncio.create_task(runner.run(asyncio.Event()))
         await asyncio.wait_for(begun.wait(), 60)
-        assert strays(cluster.state_dir) == [], "it is being written"
+        assert strays(cluster.state_dir) == {runner.session_id: False}, "it is being written"
         runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
         await running
     assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
-    assert strays(cluster.state_dir) == [runner.session_id]
+    assert strays(cluster.state_dir) == {runner.session_id: True}
     redis_client.flushall()
     adopted = await adopt(Orphan(runner.session_id, ""), cluster)
     assert adopted is not None
@@ -301,7 +301,7 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
         by=TAKEOVER,
     ).run(asyncio.Event())
     assert (result.status, result.text) == ("completed", "All done.")
-    assert strays(cluster.state_dir) == []
+    assert strays(cluster.state_dir) == {}
     assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"
 
 

@@ -65,8 +65,12 @@ return out
 
 OPEN_SESSION = """
 -- KEYS: session. ARGV: least generation, ttl_s, owner ("" for none). Returns the new generation, above all that were.
-local g = tonumber(redis.call('HGET', KEYS[1], 'generation') or '0') + 1
-if g < tonumber(ARGV[1]) then g = tonumber(ARGV[1]) end
+-- Asked again after its answer was lost it gives the owner the same one: in a generation that is not below the least
+-- nothing was written.
+local held = redis.call('HMGET', KEYS[1], 'generation', 'owner')
+local g = tonumber(held[1] or '0')
+if ARGV[3] and ARGV[3] ~= '' and held[2] == ARGV[3] and g >= tonumber(ARGV[1]) then return g end
+g = math.max(g + 1, tonumber(ARGV[1]))
 redis.call('HSET', KEYS[1], 'generation', g, 'step', 0, 'owner', ARGV[3] or '')
 redis.call('HDEL', KEYS[1], 'cancelled')
 redis.call('EXPIRE', KEYS[1], ARGV[2])
@@ -75,13 +79,15 @@ return g
 
 ADOPT = """
 -- KEYS: session, the dead owner's lease, its sessions, the new owner's. ARGV: owner that died, new owner, session,
--- least generation, ttl_s. Returns the new generation; 0 when it is another's by now, or the owner lives.
-if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-if redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0 then return 0 end
+-- least generation, ttl_s. Returns the new generation; 0 when it is another's by now, or the owner lives. Asked again
+-- after its answer was lost it returns the same: nothing was written in a generation that is not below the least.
 local held = redis.call('HMGET', KEYS[1], 'generation', 'owner')
+local g = tonumber(held[1] or '0')
+if held[2] == ARGV[2] and g >= tonumber(ARGV[4]) then return g end
 if held[2] and held[2] ~= ARGV[1] then redis.call('SREM', KEYS[3], ARGV[3]); return 0 end
-local g = tonumber(held[1] or '0') + 1
-if g < tonumber(ARGV[4]) then g = tonumber(ARGV[4]) end
+if ARGV[1] == ARGV[2] or redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+if redis.call('SISMEMBER', KEYS[3], ARGV[3]) == 0 then return 0 end
+g = math.max(g + 1, tonumber(ARGV[4]))
 redis.call('HSET', KEYS[1], 'generation', g, 'step', 0, 'owner', ARGV[2])
 redis.call('HDEL', KEYS[1], 'cancelled')
 redis.call('EXPIRE', KEYS[1], ARGV[5])
