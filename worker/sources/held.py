@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
+from worker.contract.repositories import check_ref
 from worker.contract.sources import (
     ARCHIVE_FILE,
     ArchiveSource,
@@ -31,7 +32,7 @@ from worker.errors import WorkspaceRefused
 from worker.own_disk import IMAGE
 from worker.sources.confined import run_confined
 from worker.sources.jobs import Bounds, GitJob, Said, UnpackJob
-from worker.sources.remotes import Remote, Remotes, check_ref
+from worker.sources.remotes import Remote, Remotes
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +217,10 @@ class Sources:
         if source.lfs:
             # Their own program would connect to addresses that nobody judged.
             raise WorkspaceRefused("lfs: large files are not fetched; without it their pointers are left as they are.")
-        ref = check_ref(source.ref)
+        try:
+            ref = check_ref(source.ref)
+        except ValueError as exc:
+            raise WorkspaceRefused(str(exc)) from exc
         remote = self._settings.remotes.remote(source.url, source.credential)
         if not _COMMIT.fullmatch(ref):
             # What a branch names may be another commit the next time.
