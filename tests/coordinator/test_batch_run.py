@@ -225,9 +225,15 @@ def test_a_row_says_more_than_the_defaults_and_samples_differ_in_their_seed(tmp_
         ({"check": "true", "check_files": {"a": "missing"}}, "is no file"),
         ({"files": {"../a": "tasks.jsonl"}}, "no path inside the workspace"),
         ({"allow_hosts": ["http://x"]}, "is no host"),
+        ({"repo": "https://bot:hunter2@git.example.org/r"}, r"line 1: repo: .* must not hold a user or password"),
+        ({"repo": "ext::sh"}, "line 1: repo: .* only https"),
+        ({"repo": "https://git.example.org/r", "ref": "-x"}, "line 1: repo: '-x' is no name of a branch"),
+        ({"repo": "https://git.example.org/r", "lfs": True}, "line 1: repo: lfs: large files are not fetched"),
+        ({"workspace": "image:testbed"}, "line 1: workspace: image:testbed is no absolute path"),
     ],
 )
 def test_what_a_row_wants_is_looked_at_before_anything_runs(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     stage = Stage(tmp_path, rows(1, **more))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         stage.run(lambda _, __: came_to(tmp_path))
+    assert "hunter2" not in str(caught.value)

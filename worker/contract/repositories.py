@@ -56,17 +56,14 @@ def repository_parts(url: str) -> RepositoryParts:
     return parts
 
 
-def check_ref(ref: str | None) -> str:
-    """Return the ref as git is asked for it; HEAD for None.
+def check_ref(ref: str) -> None:
+    """Refuse what cannot be a branch, a tag or a commit.
 
     Raises:
-        ValueError: it cannot be one.
+        ValueError: it cannot.
     """
-    if ref is None:
-        return "HEAD"
     if len(ref) > 250 or not _REF.fullmatch(ref) or ".." in ref or ref.endswith((".lock", "/", ".")):
         raise ValueError(f"{ref[:100]!r} is no name of a branch, a tag or a commit.")
-    return ref
 
 
 def _split(url: str, shown: str) -> RepositoryParts:

@@ -18,7 +18,6 @@ from pydantic import SecretStr
 
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
-from worker.contract.repositories import check_ref
 from worker.contract.sources import (
     ARCHIVE_FILE,
     ArchiveSource,
@@ -145,6 +144,10 @@ class Sources:
 
     @contextmanager
     def _directory(self, order: BoxOrder, source: Source) -> Iterator[Path]:
+        try:
+            source.check()
+        except ValueError as exc:
+            raise WorkspaceRefused(str(exc)) from exc
         match source:
             case LocalSource():
                 yield self._local(source)
@@ -195,8 +198,6 @@ class Sources:
         if self._images is None:
             raise WorkspaceRefused("This node takes no files out of images.")
         parts = source.path.split("/")
-        if not source.path.startswith("/") or ".." in parts or "\0" in source.path or source.path.strip("/") == "":
-            raise WorkspaceRefused(f"image:{source.path} is no absolute path of a directory, such as image:/testbed.")
         archive = scratch / "image.tar"
         most_bytes = self._settings.bounds.total_bytes
         try:
@@ -214,13 +215,7 @@ class Sources:
     @contextmanager
     def _commit(self, order: BoxOrder, source: GitSource) -> Iterator[Path]:
         """Yield the tree of a commit, fetched now unless it was before."""
-        if source.lfs:
-            # Their own program would connect to addresses that nobody judged.
-            raise WorkspaceRefused("lfs: large files are not fetched; without it their pointers are left as they are.")
-        try:
-            ref = check_ref(source.ref)
-        except ValueError as exc:
-            raise WorkspaceRefused(str(exc)) from exc
+        ref = source.ref if source.ref is not None else "HEAD"
         remote = self._settings.remotes.remote(source.url, source.credential)
         if not _COMMIT.fullmatch(ref):
             # What a branch names may be another commit the next time.
