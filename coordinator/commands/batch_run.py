@@ -107,14 +107,10 @@ def _left(given: Given, results: Results) -> _Left:
     if retry is not None:
         moved = results.set_aside(lambda line: line.is_to_retry(retry))
         _say(f"{moved} finished runs are run again.")
-    finished: set[tuple[str, int]] = set()
-    spent_usd = 0.0
-    for line in read_lines(results.path):
-        finished.add((line.id, line.sample))
-        spent_usd += line.cost or 0.0
+    finished = {(line.id, line.sample) for line in read_lines(results.path)}
     turns = [turn for turn in given.tasks.turns() if (turn.entry.id, turn.sample) not in finished]
     all_runs = sum(entry.samples for entry in given.tasks.entries)
-    return _Left(turns, all_runs - len(turns), spent_usd)
+    return _Left(turns, all_runs - len(turns), results.spent_usd())
 
 
 async def _run_turns(

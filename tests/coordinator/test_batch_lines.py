@@ -70,6 +70,18 @@ def test_what_is_run_again_is_set_aside(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_is_set_aside_was_paid_for_all_the_same(tmp_path: Path) -> None:
+    with Results(tmp_path) as results:
+        results.append(line("good", cost=0.5))
+        results.append(line("bad", cost=0.25, status="failed"))
+        results.set_aside(lambda one: one.status == "failed")
+        with (tmp_path / RETRIED).open("ab") as torn:
+            torn.write(b'{"id": "to')
+    with Results(tmp_path) as results:
+        results.append_aside(line("broken off", cost=0.125))
+        assert results.spent_usd() == pytest.approx(0.875)
+
+
 def test_a_strange_line_is_told(tmp_path: Path) -> None:
     (tmp_path / RESULTS).write_text('{"foreign": 1}\n')
     with pytest.raises(ConfigError, match="line 1"):
