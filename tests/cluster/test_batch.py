@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.batch.lines import ResultLine, Results
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.commands import SECRET, ended, leftovers, started
 from tests.conftest import Until
@@ -184,6 +185,17 @@ def test_a_run_is_forked_while_it_runs(state_dir: Path, tmp_path: Path, until: U
         assert process.returncode == 0, err
     assert [line["status"] for line in lines(out)] == ["completed"]
     assert leftovers(state_dir) == []
+
+
+def test_more_samples_than_are_asked_for_now_are_no_fault(state_dir: Path, tmp_path: Path) -> None:
+    tasks = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x"})
+    with Results(tmp_path / "out") as results:
+        for sample in (1, 2):
+            results.append(ResultLine(id="a", sample=sample, status="completed", stop_reason="done"))
+    with ScriptedEndpoint(model) as endpoint:
+        with batch(endpoint, state_dir, tasks, "--out", str(tmp_path / "out")) as process:
+            out, err = process.communicate(timeout=END_S)
+    assert process.returncode == 0, out + err
 
 
 def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path) -> None:

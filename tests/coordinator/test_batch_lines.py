@@ -122,10 +122,33 @@ def test_predictions_are_those_of_instances_that_came_to_one(tmp_path: Path) -> 
         results.append(line("a", patch="a/patch.diff", model="m", sample=2))
         results.append(line("plain", patch="a/patch.diff"))
         results.append(line("b", error=ErrorLine(message="x", tries=1)))
-    write_predictions(tmp_path, {"a", "b"})
+    assert write_predictions(tmp_path, {"a", "b"}) == []
     rows = [json.loads(row) for row in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert rows == [{"instance_id": "a", "model_name_or_path": "m", "model_patch": "diff\n"}]
     assert (tmp_path / "predictions-2.jsonl").exists()
+
+
+def test_a_prediction_is_the_patch_to_the_byte_and_what_cannot_be_is_told(tmp_path: Path) -> None:
+    patches = {"a": b"-one\r\n+two\r\n \rthree\n", "b": b"+caf\xe9\n"}
+    with Results(tmp_path) as results:
+        for name, content in patches.items():
+            (tmp_path / name).write_bytes(content)
+            results.append(line(name, patch=name))
+    assert write_predictions(tmp_path, {"a", "b"}) == ["b"]
+    rows = [json.loads(row) for row in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [row["model_patch"] for row in rows] == [patches["a"].decode(), "+caf\ufffd\n"]
+
+
+def test_predictions_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("diff\n")
+    with Results(tmp_path) as results:
+        results.append(line("a", patch="a"))
+        results.append(line("a", patch="a", sample=2))
+        write_predictions(tmp_path, {"a"})
+        results.set_aside(lambda _: True)
+    write_predictions(tmp_path, {"a"})
+    assert (tmp_path / "predictions.jsonl").read_text() == ""
+    assert not (tmp_path / "predictions-2.jsonl").exists()
 
 
 def result(**fields: Any) -> SessionResult:
