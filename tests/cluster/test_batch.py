@@ -192,9 +192,9 @@ def test_more_samples_than_are_asked_for_now_are_no_fault(state_dir: Path, tmp_p
     with Results(tmp_path / "out") as results:
         for sample in (1, 2):
             results.append(ResultLine(id="a", sample=sample, status="completed", stop_reason="done"))
-    with ScriptedEndpoint(model) as endpoint:
-        with batch(endpoint, state_dir, tasks, "--out", str(tmp_path / "out")) as process:
-            out, err = process.communicate(timeout=END_S)
+    arguments = ("--out", str(tmp_path / "out"))
+    with ScriptedEndpoint(model) as endpoint, batch(endpoint, state_dir, tasks, *arguments) as process:
+        out, err = process.communicate(timeout=END_S)
     assert process.returncode == 0, out + err
 
 
