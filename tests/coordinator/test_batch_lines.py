@@ -204,6 +204,7 @@ def test_a_check_that_said_nothing_is_no_verdict() -> None:
         ({"status": "stopped", "stop_reason": "max_steps: 3"}, False),
         ({"status": "failed", "stop_reason": "empty reply"}, False),
         ({"status": "failed", "stop_reason": "box: no image"}, True),
+        ({"status": "failed", "stop_reason": "source: no such commit"}, False),
         ({"status": "failed", "stop_reason": "redis: away"}, True),
         ({"status": "failed", "stop_reason": "model: No connection to http://x"}, True),
         ({"status": "failed", "stop_reason": "model: http://x answered 503: busy (after 6 tries)"}, True),

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
+from sandbox.image_files import ImageFilesMissing
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.contract.sources import (
@@ -27,7 +28,7 @@ from worker.contract.sources import (
     LocalSource,
     Source,
 )
-from worker.errors import WorkspaceRefused
+from worker.errors import SourceUnfit, WorkspaceRefused
 from worker.own_disk import IMAGE
 from worker.sources.confined import run_confined
 from worker.sources.jobs import Bounds, GitJob, Said, UnpackJob
@@ -147,7 +148,7 @@ class Sources:
         try:
             source.check()
         except ValueError as exc:
-            raise WorkspaceRefused(str(exc)) from exc
+            raise SourceUnfit(str(exc)) from exc
         match source:
             case LocalSource():
                 yield self._local(source)
@@ -191,7 +192,7 @@ class Sources:
         finally:
             os.close(descriptor)
         if said.error is not None:
-            raise WorkspaceRefused(f"The archive {name} is not unpacked: {said.error}.")
+            raise _failure(said, f"The archive {name} is not unpacked: {said.error}.")
         return scratch / "tree"
 
     def _copied_out(self, order: BoxOrder, source: ImageSource, scratch: Path) -> Path:
@@ -204,12 +205,14 @@ class Sources:
             self._images.copy_out(order.image, source.path, archive, most_bytes, order.principal)
         except OSError as exc:
             raise WorkspaceRefused(f"{source.shown} cannot be copied out: {exc.strerror}.") from exc
+        except ImageFilesMissing as exc:
+            raise SourceUnfit(str(exc)) from exc
         tree = self._unpacked(order, archive, source.shown, _made(scratch / "unpacked"))
         archive.unlink()
         # The engine names everything below the directory's own name.
         inner = tree / parts[-1] if parts[-1] else tree / parts[-2]
         if not inner.is_dir() or inner.is_symlink():
-            raise WorkspaceRefused(f"{source.path} is no directory of the image {order.image}.")
+            raise SourceUnfit(f"{source.path} is no directory of the image {order.image}.")
         return inner
 
     @contextmanager
@@ -259,7 +262,7 @@ class Sources:
         )
         said = run_confined(job, check=self._check(session))
         if said.error is not None:
-            raise WorkspaceRefused(f"{ref} of {remote.url} cannot be fetched: {said.error}.")
+            raise _failure(said, f"{ref} of {remote.url} cannot be fetched: {said.error}.")
         return said
 
     def _add_submodules(
@@ -331,6 +334,10 @@ class Sources:
             del sizes[path]
             with suppress(OSError):
                 remove_tree(aside)
+
+
+def _failure(said: Said, words: str) -> WorkspaceRefused:
+    return SourceUnfit(words) if said.is_own_fault else WorkspaceRefused(words)
 
 
 def _made(path: Path) -> Path:
