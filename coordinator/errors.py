@@ -9,6 +9,7 @@ SandhogError
 │   └── ReplyBroken        its answer was cut or is not the protocol
 ├── ClusterBroken          the embedded Redis or worker is gone for good: the session ends
 ├── NoBox                  no node, no place or no box for a session: it fails before any call ran
+│   ├── NoSource           what it is to work on is not there or broken: its own fault
 │   └── NodeTrouble        its node, or the engine there, could not do it now: another try may have it
 ├── ChannelOver            a terminal's channel into a box has ended
 ├── NotCopied              a file or directory was not copied into a box or out of it
@@ -86,6 +87,15 @@ class ClusterBroken(SandhogError):
 
 class NoBox(SandhogError):
     """The session cannot have a box; the message says why and what to do."""
+
+    kind = "box"
+    """What the `stop_reason` of a session begins with that ends for it."""
+
+
+class NoSource(NoBox):
+    """What the session wants to work on cannot be had, whoever tries: it is not there, or broken."""
+
+    kind = "source"
 
 
 class NodeTrouble(NoBox):

@@ -7,7 +7,7 @@ from sandbox.engine_api import Engine
 from sandbox.errors import BoxLost, EngineUnavailable, LossReason, SandboxError
 from worker import workspace
 from worker.contract.orders import BoxOrder
-from worker.errors import BoxUnavailable, WorkspaceRefused
+from worker.errors import BoxUnavailable, SourceUnfit, WorkspaceRefused
 from worker.files_in import put_files
 from worker.own_disk import OwnDisks
 from worker.progress import Progress
@@ -72,7 +72,8 @@ class Starter:
             with self._sources.held(order) if self._sources is not None else nullcontext(order) as held:
                 return self._start_on(seat, held)
         except (WorkspaceRefused, SandboxError) as exc:
-            raise BoxUnavailable(str(exc), is_passing=is_passing(exc)) from exc
+            is_own_fault = isinstance(exc, SourceUnfit)
+            raise BoxUnavailable(str(exc), is_passing=is_passing(exc), is_own_fault=is_own_fault) from exc
         except OSError as exc:
             # Such as a full disk under the box's record.
             raise BoxUnavailable(f"the node cannot keep the box's record: {exc}") from exc

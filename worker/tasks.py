@@ -95,7 +95,7 @@ def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
         # Whoever has a box made ready waits for a place in line with others.
         box = boxes.box_for(order.box, place_wait_s=0.0)
     except BoxUnavailable as exc:
-        return PrepareOutcome(session=session, error=str(exc), is_passing=exc.is_passing)
+        return PrepareOutcome(session=session, error=str(exc), is_passing=exc.is_passing, is_own_fault=exc.is_own_fault)
     notes = project_notes(box, order.box) if order.wants_notes else None
     listing = mcp.listing(order.box)
     ready_ms = (time.monotonic() - started) * 1000

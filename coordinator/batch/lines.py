@@ -18,7 +18,7 @@ from coordinator.session.event_fields import SessionStatus
 
 RESULTS = "results.jsonl"
 RETRIED = "retried.jsonl"
-"""Lines of runs that were run again."""
+"""Lines of runs that were run again, and of those that were interrupted after they had cost something."""
 
 Retry = Literal["failed", "infrastructure", "unsolved"]
 
@@ -150,7 +150,8 @@ class Results:
             raise ConfigError(f"--out: {directory} cannot be used: {exc.strerror}.") from exc
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._mend()
+            for path in (self.path, directory / RETRIED):
+                _mend(path)
             self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except BlockingIOError as exc:
             os.close(self._lock)
@@ -173,6 +174,29 @@ class Results:
             TranscriptError: it cannot be written.
         """
         self._append(self._file, self.path, line.model_dump_json().encode() + b"\n")
+
+    def append_aside(self, line: ResultLine) -> None:
+        """Keep what a run cost that will be run again.
+
+        Raises:
+            TranscriptError: it cannot be written.
+        """
+        path = self.directory / RETRIED
+        try:
+            file = path.open("ab")
+        except OSError as exc:
+            raise TranscriptError(f"{path} cannot be written: {exc.strerror}.") from exc
+        with file:
+            self._append(file.fileno(), path, line.model_dump_json().encode() + b"\n")
+
+    def spent_usd(self) -> float:
+        """Return what all runs cost, also those that are run again: they are paid for again.
+
+        Raises:
+            ConfigError: a line is not one of ours.
+        """
+        paths = (self.path, self.directory / RETRIED)
+        return sum(line.cost or 0.0 for path in paths for line in read_lines(path))
 
     def set_aside(self, wanted: Callable[[ResultLine], bool]) -> int:
         """Move lines out of the results, so that their tasks are run again; return how many.
@@ -202,21 +226,6 @@ class Results:
             raise TranscriptError(f"{self.path} cannot be written: {exc.strerror}.") from exc
         return moved
 
-    def _mend(self) -> None:
-        """Cut off a last line that its writer did not live to finish."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb+") as file:
-            end = file.seek(0, os.SEEK_END)
-            position = end
-            while position > 0:
-                start = max(0, position - 65_536)
-                file.seek(start)
-                newline = file.read(position - start).rfind(b"\n")
-                if newline >= 0:
-                    file.truncate(start + newline + 1)
-                    return
-                position = start
-            file.truncate(0)
-
     @staticmethod
     def _append(descriptor: int, path: Path, content: bytes) -> None:
         before = os.fstat(descriptor).st_size
@@ -228,6 +237,22 @@ class Results:
             os.fsync(descriptor)
         except OSError as exc:
             raise TranscriptError(f"{path} cannot be written: {exc.strerror}.") from exc
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line that its writer did not live to finish."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - 65_536)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                file.truncate(start + newline + 1)
+                return
+            position = start
+        file.truncate(0)
 
 
 def write_whole(path: Path, value: object) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from coordinator.batch.rows import TaskRow
 from coordinator.batch.tasks import TaskFile, Turn
 from coordinator.batch.verdict import infrastructure_failure
 from coordinator.ending import end
-from coordinator.errors import ConfigError, SandhogError
+from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.session.checks import reward_of
 from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest
@@ -59,6 +60,8 @@ class Progress:
     broken_in_a_row: int = 0
     stopped_by: str = ""
     """Why no further task is begun; "" while they are."""
+    is_broken: bool = False
+    """It stops because of what is around it, and not for its budget."""
 
 
 class Batch:
@@ -89,7 +92,8 @@ class Batch:
         """Run the turns; return what came of it once nothing runs any more.
 
         Raises:
-            SandhogError: the results cannot be written, or the tasks file was changed; what had begun is broken off.
+            SandhogError: the results or a task's files cannot be written, or the tasks file was changed; what had begun
+                is broken off.
         """
         self._check_budget()
         workers = {asyncio.create_task(self._work(turns)) for _ in range(self._plan.concurrency)}
@@ -116,11 +120,14 @@ class Batch:
                 return
             self._on_start(turn)
             line = await self._line(turn)
-            if line is None:
+            if line.status == "cancelled":
                 self.progress.interrupted += 1
+                if line.cost:
+                    # The next run of the batch begins it anew; what it cost is spent.
+                    await asyncio.to_thread(self._results.append_aside, line)
                 continue
             self._count(line)
-            if self.progress.stopped_by and line.error is not None:
+            if self.progress.is_broken and line.error is not None and not line.cost:
                 # It broke with the others: the next run of the batch begins it anew.
                 self.progress.interrupted += 1
                 continue
@@ -128,31 +135,37 @@ class Batch:
             self.progress.written += 1
             self._on_line(turn, line)
 
-    async def _line(self, turn: Turn) -> ResultLine | None:
-        """Return what a turn came to, tried again while something around it broke it; None when it was cancelled."""
+    async def _line(self, turn: Turn) -> ResultLine:
+        """Return what a turn came to, tried again while something around it broke it."""
         row = self._tasks.row(turn.entry)
-        request = self._affordable(self._requests.request(row, turn.sample, turn.entry.samples))
-        started, cost, image_ids = time.monotonic(), 0.0, [""]
-        knows_cost = True
+        request = self._requests.request(row, turn.sample, turn.entry.samples)
+        started, image_ids = time.monotonic(), [""]
+        costs: list[float | None] = []
         for number in range(1, self._plan.tries + 1):
-            result, failure = await self._try(request, row, image_ids.append)
+            result, failure = await self._try(self._affordable(request), row, image_ids.append)
             if result is not None:
+                costs.append(result.cost_usd)
+                self._spend(result.cost_usd or 0.0)
                 if result.status == "cancelled":
-                    return None
-                cost += result.cost_usd or 0.0
-                knows_cost = knows_cost and result.cost_usd is not None
+                    return self._interrupted(turn, costs)
             if failure is None or number == self._plan.tries or self._is_stopping:
                 break
             log.info("a task is tried again", extra={"task": turn.name, "error": failure})
             if await self._is_stopped_within(self._plan.pauses_s[min(number, len(self._plan.pauses_s)) - 1]):
-                return None
+                return self._interrupted(turn, costs)
+            if self.progress.stopped_by:
+                break
         if failure is not None and self._attempts.stop.soon.is_set():
-            return None
+            return self._interrupted(turn, costs)
         error = ErrorLine(message=failure, tries=number) if failure is not None else None
-        line = await asyncio.to_thread(self._told, turn, row, request, result, error)
-        shown_cost = cost if knows_cost and result is not None else None
+        try:
+            line = await asyncio.to_thread(self._told, turn, row, request, result, error)
+        except TranscriptError:
+            with suppress(TranscriptError):
+                self._results.append_aside(self._interrupted(turn, costs))
+            raise
         seconds = round(time.monotonic() - started, 3)
-        return line.model_copy(update={"cost": shown_cost, "seconds": seconds, "image_id": image_ids[-1]})
+        return line.model_copy(update={"cost": _total(costs), "seconds": seconds, "image_id": image_ids[-1]})
 
     async def _try(
         self, request: SessionRequest, row: TaskRow, on_image: OnImage
@@ -186,11 +199,25 @@ class Batch:
         most_usd = left_usd if request.limits.cost_usd is None else min(left_usd, request.limits.cost_usd)
         return replace(request, limits=request.limits.model_copy(update={"cost_usd": most_usd}))
 
-    def _count(self, line: ResultLine) -> None:
-        self.progress.spent_usd += line.cost or 0.0
+    def _spend(self, cost_usd: float) -> None:
+        self.progress.spent_usd += cost_usd
         self._check_budget()
+
+    def _interrupted(self, turn: Turn, costs: Sequence[float | None]) -> ResultLine:
+        """Return the line of a run that was cancelled, for what its tries cost."""
+        return ResultLine(
+            id=turn.entry.id,
+            sample=turn.sample,
+            status="cancelled",
+            stop_reason="interrupted",
+            cost=_total(costs),
+            finished_at=now(),
+        )
+
+    def _count(self, line: ResultLine) -> None:
         self.progress.broken_in_a_row = self.progress.broken_in_a_row + 1 if line.error is not None else 0
         if self.progress.broken_in_a_row >= max(MUST_FAIL, self._plan.concurrency) and line.error is not None:
+            self.progress.is_broken = True
             self.progress.stopped_by = (
                 f"{self.progress.broken_in_a_row} tasks in a row were broken by what is around them, the last one by: "
                 f"{line.error.message} Put it right, and run the same command again with --retry infrastructure."
@@ -239,27 +266,45 @@ class Batch:
     def _keep(self, turn: Turn, result: SessionResult) -> tuple[str | None, str | None]:
         """Put a session's transcript and patch beside the results; return where, relative to the batch's directory."""
         directory = self._results.directory / turn.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        transcript, patch = directory / "transcript.jsonl", directory / "patch.diff"
         kept: list[str | None] = []
-        for source, target in ((result.transcript, transcript), (result.patch_path, patch)):
-            try:
-                _copy(Path(source) if source else None, target)
-                kept.append(str(target.relative_to(self._results.directory)))
-            except OSError as exc:
-                log.warning("a file of a task is not there", extra={"path": str(target), "error": str(exc)})
-                kept.append(None)
+        for source, name in ((result.transcript, "transcript.jsonl"), (result.patch_path, "patch.diff")):
+            is_there = _copy(Path(source) if source else None, directory / name)
+            kept.append(f"{turn.directory}/{name}" if is_there else None)
         return kept[0], kept[1]
 
 
-def _copy(source: Path | None, target: Path) -> None:
-    """Put a copy of a file under a name, whole or not at all; an empty file for None."""
+def _copy(source: Path | None, target: Path) -> bool:
+    """Put a copy of a file under a name, whole or not at all; an empty file for None. False: there is no such file.
+
+    Raises:
+        TranscriptError: it cannot be written.
+    """
+    try:
+        content = (source or Path(os.devnull)).open("rb")
+    except OSError as exc:
+        log.warning("a file of a task is not there", extra={"path": str(source), "error": str(exc)})
+        return False
     part = target.with_name(f".{target.name}.part")
-    if source is None:
-        part.write_bytes(b"")
-    else:
-        shutil.copyfile(source, part)
-    part.replace(target)
+    with content:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            part.replace(target)
+        except OSError as exc:
+            with suppress(OSError):
+                part.unlink()
+            raise TranscriptError(
+                f"{target} cannot be written: {exc.strerror}. Its task has no line: once it can be written, the same "
+                "command runs it again."
+            ) from exc
+    return True
+
+
+def _total(costs: Sequence[float | None]) -> float | None:
+    """Return what all tries cost; None where none could be begun, or one's cost is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if known and len(known) == len(costs) else None
 
 
 def _check_line(request: SessionRequest, result: SessionResult, redactor: Redactor) -> CheckLine | None:

@@ -77,6 +77,8 @@ class TaskFile:
         faults: list[str] = []
         seen: dict[str, Entry] = {}
         try:
+            if path.exists() and not path.is_file() and not path.is_dir():
+                raise ConfigError(f"{path} is a pipe or a device: tasks are read again at their turn. Give a file.")
             for number, offset, line in _lines(path):
                 try:
                     entry = self._entry(number, offset, line, samples, look)
@@ -130,6 +132,7 @@ class TaskFile:
         fields = _fields(line)
         if is_instance(fields):
             fields = from_instance(fields, self._repo_base)
+        _check_texts(fields)
         try:
             return TaskRow.model_validate(fields)
         except ValidationError as exc:
@@ -156,6 +159,15 @@ def _fields(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ConfigError("it is JSON, but not an object")
     return fields
+
+
+def _check_texts(fields: dict[str, Any]) -> None:
+    """Refuse half a surrogate pair, which JSON can hold and no file that comes of it."""
+    for name, value in fields.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            raise ConfigError(f"{ascii(name)[1:-1]}: half a surrogate pair is no text") from exc
 
 
 def _words(fault: Any) -> str:

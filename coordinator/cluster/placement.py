@@ -16,7 +16,7 @@ from coordinator.cluster.store import NodeView, Store
 from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
 from coordinator.ending import end
-from coordinator.errors import NoBox, NodeTrouble, RedisLost
+from coordinator.errors import NoBox, NodeTrouble, NoSource, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
 from worker.contract.orders import (
@@ -191,6 +191,7 @@ class Placement:
 
         Raises:
             NodeTrouble: the node was away, or failed; another try may have the box.
+            NoSource: what it is to work on cannot be had.
             NoBox: it cannot be started; says why.
         """
         wait_s = PREPARE_S + (box.extras.setup_timeout_s if box.extras.makes_image else 0)
@@ -206,7 +207,7 @@ class Placement:
         if outcome is None:
             raise NodeTrouble(f"The node {node.node} did not say that the box is ready: {why_none(asked)}.")
         if outcome.error is not None:
-            raise NodeTrouble(outcome.error) if outcome.is_passing else NoBox(outcome.error)
+            raise _refusal(outcome, outcome.error)
         return outcome
 
     async def _tell_progress(self, session: str, on_progress: Callable[[str], None]) -> None:
@@ -358,3 +359,9 @@ def _other_volume(nodes: list[NodeLife]) -> str:
         f"No worker sees the volume of this coordinator ({named}: another one). Mount one volume on every machine, and "
         "name it with SANDHOG_STATE_DIR on each."
     )
+
+
+def _refusal(outcome: PrepareOutcome, words: str) -> NoBox:
+    if outcome.is_passing:
+        return NodeTrouble(words)
+    return NoSource(words) if outcome.is_own_fault else NoBox(words)

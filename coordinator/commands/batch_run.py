@@ -72,10 +72,12 @@ def run_batch(given: Given, settings: Settings) -> int:
     """
     with Results(given.out) as results:
         code = asyncio.run(_run(given, settings, results))
-    summary = _end(given)
+    _end(given)
     if code:
         return code
-    return 0 if summary.completed == sum(entry.samples for entry in given.tasks.entries) else 1
+    completed = {(line.id, line.sample) for line in read_lines(given.out / RESULTS) if line.is_completed}
+    # There may be lines of more samples than are asked for now.
+    return 0 if all((turn.entry.id, turn.sample) in completed for turn in given.tasks.turns()) else 1
 
 
 async def _run(given: Given, settings: Settings, results: Results) -> int:
@@ -107,14 +109,10 @@ def _left(given: Given, results: Results) -> _Left:
     if retry is not None:
         moved = results.set_aside(lambda line: line.is_to_retry(retry))
         _say(f"{moved} finished runs are run again.")
-    finished: set[tuple[str, int]] = set()
-    spent_usd = 0.0
-    for line in read_lines(results.path):
-        finished.add((line.id, line.sample))
-        spent_usd += line.cost or 0.0
+    finished = {(line.id, line.sample) for line in read_lines(results.path)}
     turns = [turn for turn in given.tasks.turns() if (turn.entry.id, turn.sample) not in finished]
     all_runs = sum(entry.samples for entry in given.tasks.entries)
-    return _Left(turns, all_runs - len(turns), spent_usd)
+    return _Left(turns, all_runs - len(turns), results.spent_usd())
 
 
 async def _run_turns(
@@ -209,12 +207,13 @@ def _write_manifest(given: Given, endpoint: ModelSettings) -> None:
     )
 
 
-def _end(given: Given) -> Summary:
-    """Write the predictions, print the summary and return it."""
+def _end(given: Given) -> None:
+    """Write the predictions and print the summary."""
     ids = {entry.id for entry in given.tasks.entries}
     instances = {entry.id for entry in given.tasks.entries if entry.is_instance}
     if instances:
-        write_predictions(given.out, instances)
+        for name in write_predictions(given.out, instances):
+            _say(f"{given.out / name} is not UTF-8: its prediction has replacement characters, and may not apply.")
     summary = Summary.of(line for line in read_lines(given.out / RESULTS) if line.id in ids)
     if given.as_json:
         print(json.dumps({**summary.as_json(), "out": str(given.out)}))
@@ -228,7 +227,6 @@ def _end(given: Given) -> Summary:
         console.print(table)
         print(f"Results: {given.out / RESULTS}")
     sys.stdout.flush()
-    return summary
 
 
 def _say(words: str) -> None:

@@ -26,7 +26,7 @@ def chosen_repository(
     """Return what a session on a repository works on; None where no repository is named.
 
     Raises:
-        ConfigError: other flags contradict it.
+        ConfigError: other flags contradict it, or it is none that a node could fetch.
     """
     if repo is None:
         if ref is not None or credential is not None:
@@ -37,4 +37,9 @@ def chosen_repository(
             "--repo is fetched into a private copy: it goes with none of --workspace, --bind, --as-root and --apply."
         )
     chosen = Chosen(NOWHERE, WorkspaceMode.COPY, "a repository was named", wanted.policy or Policy.BOXED, as_root=False)
-    return chosen, GitSource(url=repo, ref=ref, credential=credential)
+    source = GitSource(url=repo, ref=ref, credential=credential)
+    try:
+        source.check()
+    except ValueError as exc:
+        raise ConfigError(f"--repo, --ref: {exc}") from exc
+    return chosen, source

@@ -35,7 +35,7 @@ class CallerLoop(SessionLoop):
                 if ending is not None:
                     return ending
         except NoBox as exc:
-            return Ending("failed", f"box: {exc}")
+            return Ending("failed", f"{exc.kind}: {exc}")
         except LostSession as exc:
             return Ending("failed", f"taken over: {exc}", is_lost=True)
         except RedisLost as exc:

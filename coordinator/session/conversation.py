@@ -60,7 +60,7 @@ class Conversation:
             try:
                 ending = await self._catch_up(self.continued, seat, cancelled)
             except NoBox as exc:
-                return Ending("failed", f"box: {exc}")
+                return Ending("failed", f"{exc.kind}: {exc}")
             except LostSession as exc:
                 return Ending("failed", f"taken over: {exc}", is_lost=True)
             except RedisLost as exc:

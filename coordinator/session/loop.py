@@ -116,7 +116,7 @@ class SessionLoop:
             self.asker.tell_failed(exc, None)
             return Ending("failed", f"model: {exc}")
         except NoBox as exc:
-            return Ending("failed", f"box: {exc}")
+            return Ending("failed", f"{exc.kind}: {exc}")
         except LostSession as exc:
             return Ending("failed", f"taken over: {exc}", is_lost=True)
         except RedisLost as exc:

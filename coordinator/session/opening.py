@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.endpoint.model import ModelSettings
-from coordinator.errors import TranscriptError
+from coordinator.errors import ConfigError, TranscriptError
 from coordinator.session.catching_up import Continued
 from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest
@@ -19,8 +19,14 @@ def make_session_dir(
     """Make a new session's directory, with all in it that its owner needs to go on one day.
 
     Raises:
+        ConfigError: no node could ever give its source; nothing of it is kept, for its URL may hold a password.
         TranscriptError: it cannot be made.
     """
+    try:
+        if request.source is not None:
+            request.source.check()
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
     try:
         # A service keeps its record there first; who owns the session is decided by its transcript.
         session_dir.mkdir(parents=True, exist_ok=True)

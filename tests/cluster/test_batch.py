@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.batch.lines import ResultLine, Results
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.commands import SECRET, ended, leftovers, started
 from tests.conftest import Until
@@ -184,6 +185,43 @@ def test_a_run_is_forked_while_it_runs(state_dir: Path, tmp_path: Path, until: U
         assert process.returncode == 0, err
     assert [line["status"] for line in lines(out)] == ["completed"]
     assert leftovers(state_dir) == []
+
+
+def test_what_a_task_is_to_work_on_and_is_not_there_is_its_own_failure(
+    state_dir: Path, tmp_path: Path, mirror: tuple[str, str]
+) -> None:
+    url, _ = mirror
+    with tarfile.open(tmp_path / "cut.tar.gz", "w:gz") as tar:
+        tar.add(__file__, "a.py")
+    (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "cut.tar.gz").read_bytes()[:-200])
+    tasks = written(
+        tmp_path / "tasks.jsonl",
+        {"id": "ref", "prompt": "go", "repo": f"{url}/org/repo", "ref": "no-such-branch"},
+        {"id": "commit", "prompt": "go", "repo": f"{url}/org/repo", "ref": "deadbeef" * 5},
+        {"id": "path", "prompt": "go", "workspace": "image:/no/such"},
+        {"id": "cut", "prompt": "go", "workspace": "cut.tar.gz"},
+    )
+    out = tmp_path / "out"
+    with ScriptedEndpoint(model) as endpoint:
+        arguments = ["--out", str(out), "-j", "2"]
+        with batch(endpoint, state_dir, tasks, *arguments, SANDHOG_GIT_HOSTS='["127.0.0.1"]') as process:
+            _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 1, err
+    assert len(lines(out)) == 4
+    for line in lines(out):
+        assert (line["status"], line["error"]) == ("failed", None), line
+        assert line["stop_reason"].startswith("source: "), line
+
+
+def test_more_samples_than_are_asked_for_now_are_no_fault(state_dir: Path, tmp_path: Path) -> None:
+    tasks = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x"})
+    with Results(tmp_path / "out") as results:
+        for sample in (1, 2):
+            results.append(ResultLine(id="a", sample=sample, status="completed", stop_reason="done"))
+    arguments = ("--out", str(tmp_path / "out"))
+    with ScriptedEndpoint(model) as endpoint, batch(endpoint, state_dir, tasks, *arguments) as process:
+        out, err = process.communicate(timeout=END_S)
+    assert process.returncode == 0, out + err
 
 
 def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ def test_a_session_works_on_a_commit_of_a_repository_and_gives_a_patch(
     [
         (["--repo", "https://example.org/r", "--bind"], 2, "--repo is fetched"),
         (["--repo", "http://127.0.0.1:9/r"], 1, "plain http is not spoken"),
+        (["--repo", "https://bot:hunter2@example.org/r"], 2, "must not hold a user or password"),
+        (["--repo", "https://example.org/r", "--ref=-x"], 2, "is no name of a branch"),
     ],
 )
 def test_what_is_not_fetched_is_told(state_dir: Path, arguments: list[str], code: int, words: str) -> None:
@@ -48,3 +50,5 @@ def test_what_is_not_fetched_is_told(state_dir: Path, arguments: list[str], code
     with running(script, state_dir, "run", "go", *arguments) as process:
         out, err = process.communicate(timeout=100)
     assert (process.returncode, words in out + err) == (code, True), out + err
+    assert "hunter2" not in out + err
+    assert not [path for path in state_dir.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]

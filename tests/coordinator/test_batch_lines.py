@@ -70,6 +70,18 @@ def test_what_is_run_again_is_set_aside(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_is_set_aside_was_paid_for_all_the_same(tmp_path: Path) -> None:
+    with Results(tmp_path) as results:
+        results.append(line("good", cost=0.5))
+        results.append(line("bad", cost=0.25, status="failed"))
+        results.set_aside(lambda one: one.status == "failed")
+        with (tmp_path / RETRIED).open("ab") as torn:
+            torn.write(b'{"id": "to')
+    with Results(tmp_path) as results:
+        results.append_aside(line("broken off", cost=0.125))
+        assert results.spent_usd() == pytest.approx(0.875)
+
+
 def test_a_strange_line_is_told(tmp_path: Path) -> None:
     (tmp_path / RESULTS).write_text('{"foreign": 1}\n')
     with pytest.raises(ConfigError, match="line 1"):
@@ -110,10 +122,33 @@ def test_predictions_are_those_of_instances_that_came_to_one(tmp_path: Path) -> 
         results.append(line("a", patch="a/patch.diff", model="m", sample=2))
         results.append(line("plain", patch="a/patch.diff"))
         results.append(line("b", error=ErrorLine(message="x", tries=1)))
-    write_predictions(tmp_path, {"a", "b"})
+    assert write_predictions(tmp_path, {"a", "b"}) == []
     rows = [json.loads(row) for row in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert rows == [{"instance_id": "a", "model_name_or_path": "m", "model_patch": "diff\n"}]
     assert (tmp_path / "predictions-2.jsonl").exists()
+
+
+def test_a_prediction_is_the_patch_to_the_byte_and_what_cannot_be_is_told(tmp_path: Path) -> None:
+    patches = {"a": b"-one\r\n+two\r\n \rthree\n", "b": b"+caf\xe9\n"}
+    with Results(tmp_path) as results:
+        for name, content in patches.items():
+            (tmp_path / name).write_bytes(content)
+            results.append(line(name, patch=name))
+    assert write_predictions(tmp_path, {"a", "b"}) == ["b"]
+    rows = [json.loads(row) for row in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [row["model_patch"] for row in rows] == [patches["a"].decode(), "+caf\ufffd\n"]
+
+
+def test_predictions_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("diff\n")
+    with Results(tmp_path) as results:
+        results.append(line("a", patch="a"))
+        results.append(line("a", patch="a", sample=2))
+        write_predictions(tmp_path, {"a"})
+        results.set_aside(lambda _: True)
+    write_predictions(tmp_path, {"a"})
+    assert (tmp_path / "predictions.jsonl").read_text() == ""
+    assert not (tmp_path / "predictions-2.jsonl").exists()
 
 
 def result(**fields: Any) -> SessionResult:
@@ -169,6 +204,7 @@ def test_a_check_that_said_nothing_is_no_verdict() -> None:
         ({"status": "stopped", "stop_reason": "max_steps: 3"}, False),
         ({"status": "failed", "stop_reason": "empty reply"}, False),
         ({"status": "failed", "stop_reason": "box: no image"}, True),
+        ({"status": "failed", "stop_reason": "source: no such commit"}, False),
         ({"status": "failed", "stop_reason": "redis: away"}, True),
         ({"status": "failed", "stop_reason": "model: No connection to http://x"}, True),
         ({"status": "failed", "stop_reason": "model: http://x answered 503: busy (after 6 tries)"}, True),

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -12,14 +13,14 @@ import pytest
 
 from coordinator.batch.attempt import Attempts, OnImage, Stop
 from coordinator.batch.clients import Clients
-from coordinator.batch.lines import ResultLine, Results, read_lines
+from coordinator.batch.lines import RETRIED, ResultLine, Results, read_lines
 from coordinator.batch.requests import Defaults, Requests
 from coordinator.batch.run import MUST_FAIL, Batch, Plan, Progress
 from coordinator.batch.tasks import TaskFile
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelSettings
 from coordinator.endpoint.reply import Usage
-from coordinator.errors import ConfigError, NoBox
+from coordinator.errors import ConfigError, NoBox, TranscriptError
 from coordinator.session.approvals import Never
 from coordinator.session.model_table import ModelFacts, ModelTable
 from coordinator.session.request import SessionRequest
@@ -140,6 +141,78 @@ def test_a_budget_ends_the_batch_and_limits_each_session(tmp_path: Path) -> None
     assert "budget is used up" in progress.stopped_by
 
 
+def test_the_tries_of_a_run_share_what_is_left_of_the_budget_and_all_of_them_count(tmp_path: Path) -> None:
+    given: list[float | None] = []
+
+    def play(request: SessionRequest, before: int) -> SessionResult:
+        given.append(request.limits.cost_usd)
+        if before == 2:
+            raise NoBox("no node is alive")
+        return came_to(tmp_path, "failed", "box: no image", cost=0.4)
+
+    stage = Stage(tmp_path, rows(3))
+    progress = stage.run(play, budget_usd=1.0)
+    assert given == [pytest.approx(part) for part in (1.0, 0.6, 0.2, 0.2)]
+    assert "budget is used up" in progress.stopped_by
+    lines = stage.lines()
+    assert [lines[name].cost for name in ("t0", "t1")] == [pytest.approx(0.8), pytest.approx(0.4)]
+    assert lines["t1"].error is not None, "the money is spent, so the line stays"
+    assert progress.spent_usd == pytest.approx(1.2)
+
+
+def test_what_an_interrupted_run_cost_is_kept(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, rows(2))
+
+    def play(_: SessionRequest, __: int) -> SessionResult:
+        assert stage.stop is not None
+        stage.stop.soon.set()
+        return came_to(tmp_path, "cancelled", "cancelled", cost=0.3)
+
+    stage.run(play)
+    assert stage.lines() == {}
+    assert [line.cost for line in read_lines(tmp_path / "out" / RETRIED)] == [pytest.approx(0.3)]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a file system")
+    directory = tmp_path / "out"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], check=True)
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+def test_a_full_disk_stops_the_batch_and_the_task_is_run_again_once_there_is_room(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    def play(request: SessionRequest, _: int) -> SessionResult:
+        result = came_to(tmp_path)
+        Path(str(result.transcript)).write_text("x" * (200_000 if request.prompt == "p1" else 10))
+        return result
+
+    stage = Stage(tmp_path, rows(3))
+    with pytest.raises(TranscriptError, match=r"t1/transcript.jsonl cannot be written: No space left on device"):
+        stage.run(play)
+    assert list(stage.lines()) == ["t0"]
+    assert list((small_disk / "t1").iterdir()) == [], "nothing half-written is left"
+    stage.run(lambda _, __: came_to(tmp_path))
+    assert stage.asked == ["p0", "p1", "p1", "p2"]
+    assert all(line.patch for line in stage.lines().values())
+
+
+def test_a_directory_that_cannot_be_made_stops_the_batch_and_what_was_paid_counts(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "t0").write_text("in the way")
+    stage = Stage(tmp_path, rows(2))
+    with pytest.raises(TranscriptError, match=r"t0/transcript.jsonl cannot be written"):
+        stage.run(lambda _, __: came_to(tmp_path))
+    assert stage.lines() == {}
+    assert [line.cost for line in read_lines(tmp_path / "out" / RETRIED)] == [pytest.approx(0.5)]
+
+
 def test_a_batch_whose_surroundings_are_down_stops_and_goes_on_later(tmp_path: Path) -> None:
     def broken(_: SessionRequest, __: int) -> SessionResult:
         raise NoBox("no node is alive")
@@ -225,9 +298,15 @@ def test_a_row_says_more_than_the_defaults_and_samples_differ_in_their_seed(tmp_
         ({"check": "true", "check_files": {"a": "missing"}}, "is no file"),
         ({"files": {"../a": "tasks.jsonl"}}, "no path inside the workspace"),
         ({"allow_hosts": ["http://x"]}, "is no host"),
+        ({"repo": "https://bot:hunter2@git.example.org/r"}, r"line 1: repo: .* must not hold a user or password"),
+        ({"repo": "ext::sh"}, "line 1: repo: .* only https"),
+        ({"repo": "https://git.example.org/r", "ref": "-x"}, "line 1: repo: '-x' is no name of a branch"),
+        ({"repo": "https://git.example.org/r", "lfs": True}, "line 1: repo: lfs: large files are not fetched"),
+        ({"workspace": "image:testbed"}, "line 1: workspace: image:testbed is no absolute path"),
     ],
 )
 def test_what_a_row_wants_is_looked_at_before_anything_runs(tmp_path: Path, more: dict[str, Any], words: str) -> None:
     stage = Stage(tmp_path, rows(1, **more))
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         stage.run(lambda _, __: came_to(tmp_path))
+    assert "hunter2" not in str(caught.value)

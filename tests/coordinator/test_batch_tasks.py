@@ -1,6 +1,7 @@
 """Tasks files: what is read from them, and that a bad one runs nothing."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,36 @@ def test_a_file_without_tasks_or_without_a_file_is_refused(tmp_path: Path) -> No
         opened(written(tmp_path, ""))
     with pytest.raises(ConfigError, match="cannot be read"):
         opened(tmp_path / "missing.jsonl")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt": "\ud800"},
+        {"system": "\udfff"},
+        {"meta": {"\ud800": 1}},
+        {"meta": {"a": ["\ud800"]}},
+        {"check": "echo \ud800"},
+        {"check": {"command": "true", "files": {"\ud800": "x"}}},
+        {"setup": ["\ud800"]},
+        {"env": {"A": "\ud800"}},
+        {"files": {"a": "\ud800"}},
+        {"params": {"extra_body": {"a": "\ud800"}}},
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(tmp_path: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"line 1: {next(iter(more))}: half a surrogate pair"):
+        opened(written(tmp_path, {"id": "a", "prompt": "x", **more}))
+
+
+def test_a_pipe_is_refused_before_anything_is_read() -> None:
+    pipe, writer = os.pipe()
+    with os.fdopen(pipe, "rb") as reading:
+        os.write(writer, b'{"id": "a", "prompt": "x"}\n')
+        os.close(writer)
+        with pytest.raises(ConfigError, match=r"is a pipe or a device.* Give a file"):
+            opened(Path(f"/dev/fd/{pipe}"))
+        assert reading.read() != b""
 
 
 def test_a_file_that_changes_under_a_batch_is_noticed(tmp_path: Path) -> None:

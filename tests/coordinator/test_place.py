@@ -19,7 +19,7 @@ from coordinator.cluster.store import Store, connect
 from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
 from coordinator.endpoint.model import ModelClient
-from coordinator.errors import NoBox, NodeTrouble
+from coordinator.errors import NoBox, NodeTrouble, NoSource
 from coordinator.session.session_events import SessionPlaced
 from coordinator.session.transcript import segment_path
 from coordinator.session.workspace_choice import Chosen
@@ -223,20 +223,28 @@ async def test_a_bound_session_waits_for_its_node_that_is_restarted(
     assert (await asyncio.wait_for(placing, 60)).node == "home"
 
 
-@pytest.mark.parametrize("is_passing", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "expected"), [({"is_passing": True}, NodeTrouble), ({"is_own_fault": True}, NoSource), ({}, NoBox)]
+)
 async def test_what_a_node_says_of_a_box_tells_trouble_from_a_refusal(
-    placement: Placement, redis_client: redis.Redis, lives: Lives, tmp_path: Path, until: Until, is_passing: bool
+    placement: Placement,
+    redis_client: redis.Redis,
+    lives: Lives,
+    tmp_path: Path,
+    until: Until,
+    fault: dict[str, bool],
+    expected: type,
 ) -> None:
     node = lives("n", HOST)
     asking = asyncio.create_task(placement.prepare(box(tmp_path), node))
     # The order is there, and is answered as a node would.
     await asyncio.to_thread(until, lambda: bool(redis_client.llen(keys.queue("n"))), "the node is asked")
-    outcome = PrepareOutcome(session="s", error="no", is_passing=is_passing)
+    outcome = PrepareOutcome(session="s", error="no", **fault)
     answer = {"task_id": "s/prepare/1", "status": "SUCCESS", "result": outcome.to_text()}
     redis_client.xadd(keys.reply_stream("c"), {"d": json.dumps(answer)})
     with pytest.raises(NoBox) as refused:
         await asyncio.wait_for(asking, 60)
-    assert isinstance(refused.value, NodeTrouble) == is_passing
+    assert type(refused.value) is expected
 
 
 async def test_a_node_that_was_gone_for_too_long_is_trouble(

@@ -267,6 +267,8 @@ class PrepareOutcome(Contract):
     """Why there can be no box, in words that say what to do; None when it stands."""
     is_passing: bool = False
     """The node or its engine failed, and nothing is wrong with the order: another try may have the box."""
+    is_own_fault: bool = False
+    """What the session wants to work on cannot be had, whoever tries."""
     ready_ms: float = 0.0
     bounds: dict[str, str] = {}
     """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""

@@ -7,12 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from worker.contract.repositories import check_ref, check_repository_url
+
 ARCHIVE_FILE = "source-archive"
 """In the session's directory: the archive of an `ArchiveSource`."""
 
 
 class _Source(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    def check(self) -> None:
+        """Refuse what no node can ever give, whatever its settings.
+
+        Raises:
+            ValueError: it is that; says what to do, and shows no password.
+        """
 
 
 class EmptySource(_Source):
@@ -41,6 +50,15 @@ class GitSource(_Source):
     lfs: bool = False
     """Fetch large files in place of their pointers; no node of this version does."""
 
+    def check(self) -> None:
+        """Refuse a URL that holds a password or is none, a ref that is none, and large files."""
+        check_repository_url(self.url)
+        if self.ref is not None:
+            check_ref(self.ref)
+        if self.lfs:
+            # Their own program would connect to addresses that nobody judged.
+            raise ValueError("lfs: large files are not fetched; without it their pointers are left as they are.")
+
     @property
     def shown(self) -> str:
         """What it is, for people."""
@@ -66,6 +84,12 @@ class ImageSource(_Source):
     kind: Literal["image"] = "image"
     path: str
     """Absolute, in the image."""
+
+    def check(self) -> None:
+        """Refuse what is no absolute path, and the image's root."""
+        is_root = self.path.strip("/") == ""
+        if not self.path.startswith("/") or ".." in self.path.split("/") or "\0" in self.path or is_root:
+            raise ValueError(f"image:{self.path} is no absolute path of a directory, such as image:/testbed.")
 
     @property
     def shown(self) -> str:

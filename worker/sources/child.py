@@ -34,12 +34,14 @@ def main() -> None:
     try:
         _give_up_rights(job)
         said = _done(job)
-    except (GitFailed, ArchiveRefused) as exc:
-        said = Said(error=str(exc))
+    except GitFailed as exc:
+        said = Said(error=str(exc), is_own_fault=exc.is_own_fault)
+    except ArchiveRefused as exc:
+        said = Said(error=str(exc), is_own_fault=True)
     except OSError as exc:
         said = Said(error=f"{exc.strerror or exc}")
     except MemoryError:
-        said = Said(error="it needs too much memory")
+        said = Said(error="it needs too much memory", is_own_fault=True)
     sys.stdout.write(said.model_dump_json())
     sys.stdout.flush()
 

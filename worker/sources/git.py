@@ -39,8 +39,21 @@ _SETTINGS = {
 }
 
 
+TOO_LARGE = "(SANDHOG_SOURCE_MIB)"
+_OWN_FAULT = re.compile(
+    r"repository .*not found|find remote ref|not our ref|unadvertised object|expected commit type|single revision"
+    r"|does not appear to be a git repository|Authentication failed|could not read Username|could not read Password"
+    r"|returned error: (?:30.|40[0134])|Unable to find [0-9a-f]+ under|Permission denied \(|" + re.escape(TOO_LARGE)
+)
+
+
 class GitFailed(Exception):
     """The commit cannot be had; the message says why, in git's own words where it has some."""
+
+    @property
+    def is_own_fault(self) -> bool:
+        """The repository or the commit is not there, not open to us or too large; else something was in the way."""
+        return _OWN_FAULT.search(str(self)) is not None
 
 
 @dataclass(frozen=True)
@@ -143,7 +156,7 @@ def _look(git: _Git, commit: str, bounds: Bounds) -> list[tuple[str, str]]:
     if entries > bounds.entries or total_bytes > bounds.total_bytes:
         raise GitFailed(
             f"the commit has {entries} files of {total_bytes // 1024**2} MiB; at most {bounds.entries} of "
-            f"{bounds.total_bytes // 1024**2} MiB are taken (SANDHOG_SOURCE_MIB)"
+            f"{bounds.total_bytes // 1024**2} MiB are taken {TOO_LARGE}"
         )
     return found
 

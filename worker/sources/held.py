@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
+from sandbox.image_files import ImageFilesMissing
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.contract.sources import (
@@ -27,11 +28,11 @@ from worker.contract.sources import (
     LocalSource,
     Source,
 )
-from worker.errors import WorkspaceRefused
+from worker.errors import SourceUnfit, WorkspaceRefused
 from worker.own_disk import IMAGE
 from worker.sources.confined import run_confined
 from worker.sources.jobs import Bounds, GitJob, Said, UnpackJob
-from worker.sources.remotes import Remote, Remotes, check_ref
+from worker.sources.remotes import Remote, Remotes
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,10 @@ class Sources:
 
     @contextmanager
     def _directory(self, order: BoxOrder, source: Source) -> Iterator[Path]:
+        try:
+            source.check()
+        except ValueError as exc:
+            raise SourceUnfit(str(exc)) from exc
         match source:
             case LocalSource():
                 yield self._local(source)
@@ -187,36 +192,33 @@ class Sources:
         finally:
             os.close(descriptor)
         if said.error is not None:
-            raise WorkspaceRefused(f"The archive {name} is not unpacked: {said.error}.")
+            raise _failure(said, f"The archive {name} is not unpacked: {said.error}.")
         return scratch / "tree"
 
     def _copied_out(self, order: BoxOrder, source: ImageSource, scratch: Path) -> Path:
         if self._images is None:
             raise WorkspaceRefused("This node takes no files out of images.")
         parts = source.path.split("/")
-        if not source.path.startswith("/") or ".." in parts or "\0" in source.path or source.path.strip("/") == "":
-            raise WorkspaceRefused(f"image:{source.path} is no absolute path of a directory, such as image:/testbed.")
         archive = scratch / "image.tar"
         most_bytes = self._settings.bounds.total_bytes
         try:
             self._images.copy_out(order.image, source.path, archive, most_bytes, order.principal)
         except OSError as exc:
             raise WorkspaceRefused(f"{source.shown} cannot be copied out: {exc.strerror}.") from exc
+        except ImageFilesMissing as exc:
+            raise SourceUnfit(str(exc)) from exc
         tree = self._unpacked(order, archive, source.shown, _made(scratch / "unpacked"))
         archive.unlink()
         # The engine names everything below the directory's own name.
         inner = tree / parts[-1] if parts[-1] else tree / parts[-2]
         if not inner.is_dir() or inner.is_symlink():
-            raise WorkspaceRefused(f"{source.path} is no directory of the image {order.image}.")
+            raise SourceUnfit(f"{source.path} is no directory of the image {order.image}.")
         return inner
 
     @contextmanager
     def _commit(self, order: BoxOrder, source: GitSource) -> Iterator[Path]:
         """Yield the tree of a commit, fetched now unless it was before."""
-        if source.lfs:
-            # Their own program would connect to addresses that nobody judged.
-            raise WorkspaceRefused("lfs: large files are not fetched; without it their pointers are left as they are.")
-        ref = check_ref(source.ref)
+        ref = source.ref if source.ref is not None else "HEAD"
         remote = self._settings.remotes.remote(source.url, source.credential)
         if not _COMMIT.fullmatch(ref):
             # What a branch names may be another commit the next time.
@@ -260,7 +262,7 @@ class Sources:
         )
         said = run_confined(job, check=self._check(session))
         if said.error is not None:
-            raise WorkspaceRefused(f"{ref} of {remote.url} cannot be fetched: {said.error}.")
+            raise _failure(said, f"{ref} of {remote.url} cannot be fetched: {said.error}.")
         return said
 
     def _add_submodules(
@@ -332,6 +334,10 @@ class Sources:
             del sizes[path]
             with suppress(OSError):
                 remove_tree(aside)
+
+
+def _failure(said: Said, words: str) -> WorkspaceRefused:
+    return SourceUnfit(words) if said.is_own_fault else WorkspaceRefused(words)
 
 
 def _made(path: Path) -> Path:

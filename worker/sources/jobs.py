@@ -71,6 +71,8 @@ class Said(BaseModel):
 
     error: str | None = None
     """Why there is no tree, in words."""
+    is_own_fault: bool = False
+    """The source is at fault: neither the way to it nor this machine."""
     commit: str = ""
     """What was fetched, for git."""
     submodules: tuple[tuple[str, str, str], ...] = ()

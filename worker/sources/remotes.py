@@ -1,27 +1,19 @@
 """Which repositories a node fetches from: URL → **remote** (judged, with its credentials) → git job."""
 
 import base64
-import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter, ValidationError
 
 from sandbox.egress.addresses import Network, parse_address, why_refused
 from sandbox.egress.dial import Resolver, resolve
+from worker.contract.repositories import RepositoryParts, repository_parts
 from worker.errors import WorkspaceRefused
 
-_SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9.-]+):(?P<path>[^:].*)")
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
-_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PATH = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~+%@,-]*")
-_REF = re.compile(r"[^\s\x00-\x20\x7f:^~?*\[\\+-][^\s\x00-\x20\x7f:^~?*\[\\]*")
-_PORTS = {"https": 443, "http": 80, "ssh": 22}
 SSH = (
     "ssh",
     "-F",
@@ -122,7 +114,7 @@ class Remotes:
             WorkspaceRefused: the URL is none, or the credentials cannot be read.
         """
         found = self._credentials().get(name) if name is not None else None
-        is_for_it = found is not None and _parts(url)[2] in hosts_of(found.hosts)
+        is_for_it = found is not None and _parts(url).host in hosts_of(found.hosts)
         return name if is_for_it else None
 
     def _address(self, url: str, host: str) -> str:
@@ -174,19 +166,6 @@ class Remotes:
         return "Authorization: Basic " + base64.b64encode(f"{proof.username}:{password}".encode()).decode()
 
 
-def check_ref(ref: str | None) -> str:
-    """Return the ref as git is asked for it; HEAD for None.
-
-    Raises:
-        WorkspaceRefused: it cannot be one.
-    """
-    if ref is None:
-        return "HEAD"
-    if len(ref) > 250 or not _REF.fullmatch(ref) or ".." in ref or ref.endswith((".lock", "/", ".")):
-        raise WorkspaceRefused(f"{ref[:100]!r} is no name of a branch, a tag or a commit.")
-    return ref
-
-
 def _content(path: Path) -> str:
     try:
         return path.read_text()
@@ -199,36 +178,13 @@ def hosts_of(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name.lower() for name in names)
 
 
-def _parts(url: str) -> tuple[str, str, str, int, str]:
-    """Return scheme, user, host, port and path of a URL.
+def _parts(url: str) -> RepositoryParts:
+    """Return the parts of a URL.
 
     Raises:
         WorkspaceRefused: it is none that is fetched from.
     """
-    shown = json.dumps(url[:200])
-    if not url.isascii() or not url.isprintable() or " " in url:
-        # Some of these are passed over where a URL is taken apart, and not where it is used.
-        raise WorkspaceRefused(f"{shown} is no URL of a repository: it holds characters that must be escaped.")
-    scp = _SCP.fullmatch(url) if "://" not in url else None
-    if scp is not None:
-        scheme, user, host, port, path = "ssh", scp["user"], scp["host"].lower(), 22, scp["path"]
-    else:
-        try:
-            parts = urlsplit(url)
-            scheme, host, path = parts.scheme, (parts.hostname or "").lower(), parts.path.removeprefix("/")
-            user, port = parts.username or "", parts.port or _PORTS.get(parts.scheme, 0)
-        except ValueError as exc:
-            raise WorkspaceRefused(f"{shown} is no URL of a repository: {exc}.") from exc
-        if scheme not in _PORTS:
-            raise WorkspaceRefused(f"{shown}: only https:// and ssh:// are fetched from.")
-        if parts.password is not None or (user and scheme != "ssh"):
-            raise WorkspaceRefused(
-                "The URL of a repository must not hold a user or password: name a credential of the node instead "
-                "(SANDHOG_GIT_CREDENTIALS)."
-            )
-        if parts.query or parts.fragment:
-            raise WorkspaceRefused(f"{shown} has a query or a fragment; give the repository's plain URL.")
-    user = user or "git"
-    if not (_HOST.fullmatch(host) and _USER.fullmatch(user) and _PATH.fullmatch(path)) or ".." in path.split("/"):
-        raise WorkspaceRefused(f"{shown} is no URL of a repository.")
-    return scheme, user, host, port, path
+    try:
+        return repository_parts(url)
+    except ValueError as exc:
+        raise WorkspaceRefused(str(exc)) from exc

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import Until
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.contract.sources import ARCHIVE_FILE, ArchiveSource, EmptySource, GitSource, ImageSource, LocalSource
-from worker.errors import WorkspaceRefused
+from worker.errors import SourceUnfit, WorkspaceRefused
 from worker.sources.held import Sources, SourceSettings
 from worker.sources.jobs import Bounds
 from worker.sources.remotes import Remotes, hosts_of
@@ -256,8 +256,21 @@ def test_what_cannot_be_fetched_is_told_without_secrets(
     sources = make()
     with pytest.raises(WorkspaceRefused, match=words) as caught, sources.held(order(tmp_path, GitSource(**fields))):
         pass
+    assert isinstance(caught.value, SourceUnfit), str(caught.value)
     assert PASSWORD not in str(caught.value)
     assert BASIC not in str(caught.value)
+
+
+def test_a_server_that_is_away_is_no_fault_of_the_source(
+    forge: ForgeServer, make: Callable[..., Sources], tmp_path: Path
+) -> None:
+    url = f"{forge.url.rpartition(':')[0]}:9/org/whole.git"
+    with (
+        pytest.raises(WorkspaceRefused, match="cannot be fetched") as caught,
+        make().held(order(tmp_path, GitSource(url=url))),
+    ):
+        pass
+    assert not isinstance(caught.value, SourceUnfit)
 
 
 def test_a_commit_beyond_the_bounds_is_not_checked_out(
