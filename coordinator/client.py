@@ -195,6 +195,18 @@ class Client:
         """End a session."""
         return self._json("POST", f"{_path(session_id)}/cancel")
 
+    def cancel_call(self, session_id: str, name: str) -> dict[str, Any]:
+        """End one call of a session that runs, as `3.0`; the session goes on.
+
+        Raises:
+            ApiError: CONFLICT, it had ended; NOT_FOUND, there is none.
+        """
+        return self._json("POST", f"{_path(session_id)}/calls/{quote(name, safe='')}/cancel")
+
+    def cancel_calls(self, session_id: str, step: int) -> dict[str, Any]:
+        """End all calls of a step that have no answer yet; the session goes on. Raises as `cancel_call`."""
+        return self._json("POST", f"{_path(session_id)}/steps/{step}/cancel")
+
     def limit(self, session_id: str, **limits: Any) -> dict[str, Any]:
         """Change a session's limits and return those it has now."""
         return self._json("PATCH", f"{_path(session_id)}/limits", json=limits)

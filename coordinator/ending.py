@@ -1,6 +1,8 @@
 """Ending tasks for certain."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -35,6 +37,16 @@ async def first(work: "asyncio.Task[_T]", stop: asyncio.Event) -> _T | None:
             await end(work)
 
 
+async def one_of(*events: asyncio.Event) -> None:
+    """Return when one of the events is set."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
 async def set_with(event: asyncio.Event, *others: asyncio.Event) -> None:
     """Set an event as soon as one of the others is set; until then, wait."""
     waiting = [asyncio.create_task(other.wait()) for other in others]
@@ -43,3 +55,16 @@ async def set_with(event: asyncio.Event, *others: asyncio.Event) -> None:
         event.set()
     finally:
         await end(*waiting)
+
+
+@contextlib.asynccontextmanager
+async def either(*events: asyncio.Event) -> AsyncIterator[asyncio.Event]:
+    """Yield an event that is set within the block as soon as one of these is."""
+    joined = asyncio.Event()
+    if any(event.is_set() for event in events):
+        joined.set()
+    setting = asyncio.create_task(set_with(joined, *events))
+    try:
+        yield joined
+    finally:
+        await end(setting)

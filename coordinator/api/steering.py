@@ -89,6 +89,27 @@ class Answered(BaseModel):
     """Who or what decided."""
 
 
+class CancelledCall(BaseModel):
+    """A call that a person has cancelled."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: str
+    has_begun: bool
+    """It may run, and is being ended; false: it had not begun, and never will."""
+
+
+class CancelledCalls(BaseModel):
+    """What is cancelled."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    calls: list[CancelledCall]
+    """Empty where the coordinator that runs the session has not said yet which."""
+
+
+CallName = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$", examples=["3.0"])]
+StepNumber = Annotated[int, Path(ge=0, lt=10**9, examples=[3])]
 Name = Annotated[str, Path(pattern=approving.NAME, examples=["3.0", "1-2-0.3.0"])]
 
 
@@ -128,6 +149,25 @@ async def answer(entry: Named, body: NamedAnswer, service: Service, asker: Asker
 async def answer_named(entry: Named, name: Name, body: Answer, service: Service, asker: Asker) -> Answered:
     """Answer the one of this name."""
     return await _answer(entry, name, body, service, asker)
+
+
+@router.post("/calls/{name}/cancel", status_code=202, response_model=CancelledCalls)
+async def cancel_call(entry: Named, name: CallName, service: Service) -> CancelledCalls:
+    """End one call of a session that runs: `3.0` is the first call of step 3. Its neighbours and the session go on.
+
+    Its answer, CANCELLED, has what it had printed. One that has not begun never begins. One that had ended is 409.
+    """
+    return _cancelled(await service.cancel_calls(entry, name))
+
+
+@router.post("/steps/{step}/cancel", status_code=202, response_model=CancelledCalls)
+async def cancel_step(entry: Named, step: StepNumber, service: Service) -> CancelledCalls:
+    """End all calls of a step that have no answer yet; the session goes on with the next request to the model."""
+    return _cancelled(await service.cancel_calls(entry, str(step)))
+
+
+def _cancelled(found: dict[str, bool]) -> CancelledCalls:
+    return CancelledCalls(calls=[CancelledCall(name=name, has_begun=begun) for name, begun in found.items()])
 
 
 async def _answer(entry: Named, name: str, body: Answer, service: Service, asker: Asker) -> Answered:

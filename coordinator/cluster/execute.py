@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.lanes import Lanes
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.settle import (
+    BY_A_PERSON,
     MAX_ATTEMPTS,
     MustResend,
     Sent,
@@ -21,7 +22,7 @@ from coordinator.cluster.settle import (
 )
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
-from coordinator.ending import end
+from coordinator.ending import either, end
 from coordinator.errors import LostSession
 from coordinator.session.partition import Travel
 from coordinator.session.reading import is_last_owner
@@ -39,6 +40,8 @@ class Job:
 
     order: CallOrder
     timeout_s: float
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a person cancels this call, and no other one."""
 
 
 OnOutcome = Callable[[CallOutcome], Awaitable[None]]
@@ -75,18 +78,27 @@ class Executor:
         await end(self._keeping)
 
     async def run(
-        self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+        self,
+        travel: Travel,
+        jobs: Sequence[Job],
+        node: NodeLife,
+        cancelled: asyncio.Event,
+        on_outcome: OnOutcome,
+        unwanted: asyncio.Event | None = None,
     ) -> None:
         """Run a stretch to its end; `on_outcome` gets one outcome for each job, in the order in which they come.
+
+        `unwanted` is set when no lane is to be waited for any more: each job was cancelled for itself.
 
         Raises:
             RedisLost, LostSession: the session cannot go on; some calls have no outcome then.
         """
-        match travel:
-            case Travel.GROUP:
-                await self._run_group(jobs, node, cancelled, on_outcome)
-            case Travel.CHAIN:
-                await self._run_chain(list(jobs), node, cancelled, on_outcome)
+        async with either(cancelled, unwanted or cancelled) as no_lane:
+            match travel:
+                case Travel.GROUP:
+                    await self._run_group(jobs, node, cancelled, no_lane, on_outcome)
+                case Travel.CHAIN:
+                    await self._run_chain(list(jobs), node, cancelled, no_lane, on_outcome)
 
     async def recover(
         self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
@@ -126,22 +138,27 @@ class Executor:
         return got
 
     async def _run_group(
-        self, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+        self,
+        jobs: Sequence[Job],
+        node: NodeLife,
+        cancelled: asyncio.Event,
+        no_lane: asyncio.Event,
+        on_outcome: OnOutcome,
     ) -> None:
         waiting, running, came_at = list(jobs), set[asyncio.Task[None]](), time.monotonic()
         try:
             while waiting and not cancelled.is_set():
-                got = await self._lanes_for(waiting, node.node, node.lanes, came_at, cancelled)
+                got = await self._lanes_for(waiting, node.node, node.lanes, came_at, no_lane)
                 if got == 0:
                     break
                 batch, waiting = waiting[:got], waiting[got:]
                 batch = await self._for_present_life(batch, node.node, cancelled)
-                sent = [self._settler.expect(job.order, job.timeout_s, run_id=self._run_id) for job in batch]
+                sent = [self._expect(job, self._run_id) for job in batch]
                 # Whoever follows a call gives its lane back, also where sending is broken off.
                 running |= {asyncio.create_task(self._follow(one, node.node, cancelled, on_outcome)) for one in sent}
                 await self._dispatcher.send_group([job.order for job in batch])
             for job in waiting:
-                await on_outcome(cancelled_outcome(job.order.key, "The session was cancelled before this call ran."))
+                await on_outcome(_never_sent(job))
             await asyncio.gather(*running)
         except BaseException:
             # What one call's follower raises ends the others too: nobody is left to take their outcomes.
@@ -164,20 +181,20 @@ class Executor:
                         (outcome,) = _given_up([sent.order], exc.reason, cancelled)
                         break
                     run_id = await patiently(self._store.run_id, cancelled)
-                    sent = self._settler.expect(order, sent.timeout_s, run_id=run_id)
+                    sent = self._expect(Job(order, sent.timeout_s, sent.stopped), run_id)
                     await self._dispatcher.send_group([order])
             await on_outcome(outcome)
         finally:
             await self._lanes.give(node, holder)
 
     async def _run_chain(
-        self, jobs: list[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+        self, jobs: list[Job], node: NodeLife, cancelled: asyncio.Event, no_lane: asyncio.Event, on_outcome: OnOutcome
     ) -> None:
         # One lane for the whole chain: only one of its links runs at a time. A quarter of the lanes is left to
         # reading calls, which must not wait behind long commands.
         holder, limit = str(jobs[0].order.key), max(1, node.lanes - node.lanes // 4)
         try:
-            await self._lanes_for(jobs[:1], node.node, limit, time.monotonic(), cancelled)
+            await self._lanes_for(jobs[:1], node.node, limit, time.monotonic(), no_lane)
             jobs = await self._for_present_life(jobs, node.node, cancelled)
             run_id = self._run_id
             while jobs:
@@ -195,10 +212,7 @@ class Executor:
         """
         later = jobs[MAX_LINKS:]
         jobs = jobs[:MAX_LINKS]
-        sent = [
-            self._settler.expect(job.order, job.timeout_s, run_id=run_id, startable=at == 0)
-            for at, job in enumerate(jobs)
-        ]
+        sent = [self._expect(job, run_id, startable=at == 0) for at, job in enumerate(jobs)]
         try:
             if not cancelled.is_set():
                 await self._dispatcher.send_chain([job.order for job in jobs])
@@ -216,10 +230,27 @@ class Executor:
                         await on_outcome(given_up)
                     return []
                 await on_outcome(outcome)
+                if link.never_begins:
+                    await self._go_on_behind(sent[at + 1 :], cancelled)
             return later
         finally:
             for one in sent:
                 self._settler.forget(one)
+
+    async def _go_on_behind(self, rest: Sequence[Sent], cancelled: asyncio.Event) -> None:
+        """Send the links behind one that a person cancelled before it began: a node goes no further than that.
+
+        Under their keys: no node comes to them by the first message any more, and a key can be claimed only once.
+        """
+        orders = [one.order for one in rest if not one.stopped.is_set()]
+        if orders and not cancelled.is_set():
+            await self._dispatcher.send_chain(orders)
+
+    def _expect(self, job: Job, run_id: str, *, startable: bool = True) -> Sent:
+        """Return the handle of a job that is about to be sent in this life of Redis."""
+        sent = self._settler.expect(job.order, job.timeout_s, run_id=run_id, startable=startable)
+        sent.stopped = job.stopped
+        return sent
 
     async def _break_chain(self, rest: Sequence[Sent], cancelled: asyncio.Event, on_outcome: OnOutcome) -> list[Sent]:
         """Break the chain before these links; return those that never start under their keys, settle the others."""
@@ -238,7 +269,8 @@ class Executor:
             return None
         # All for one life of the node: it must not refuse one link and run those behind it.
         meant = {"incarnation": orders[-1].incarnation} if orders else {}
-        return [Job(order.model_copy(update=meant), one.timeout_s) for order, one in zip(orders, rest, strict=True)]
+        again = [order.model_copy(update=meant) for order in orders]
+        return [Job(order, one.timeout_s, one.stopped) for order, one in zip(again, rest, strict=True)]
 
     async def _next_attempt(self, order: CallOrder, cancelled: asyncio.Event) -> CallOrder | None:
         """Return the order to send again once its node lives; None when it was sent often enough or no node is left.
@@ -274,6 +306,13 @@ class Executor:
                 return None
             await asyncio.sleep(LIFE_POLL_S)
         return health.incarnation
+
+
+def _never_sent(job: Job) -> CallOutcome:
+    words = (
+        f"{BY_A_PERSON} before it ran." if job.stopped.is_set() else "The session was cancelled before this call ran."
+    )
+    return cancelled_outcome(job.order.key, words)
 
 
 def _given_up(orders: Sequence[CallOrder], reason: str, cancelled: asyncio.Event) -> list[CallOutcome]:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
+from coordinator.ending import one_of
 from worker.contract import keys
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, Fate
 from worker.contract.replies import Reply
@@ -40,6 +41,7 @@ CANCEL_AGAIN_S = 1.0
 CANCEL_LIMIT_S = 10.0
 """How long a cancelled call is waited for in all, also while Redis is away."""
 MAX_ATTEMPTS = 2
+BY_A_PERSON = "A person cancelled this call"
 WITHOUT_OWNER = "the session's coordinator was gone for a while"
 
 
@@ -59,6 +61,10 @@ class Sent:
     """The answer of the last join that was sent."""
     asked_of: str = ""
     """The life of the node that this join went to; "" when it is uncertain that it arrived."""
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a person cancels this call, and no other one."""
+    never_begins: bool = False
+    """It was cancelled before a node had begun it: none goes on with what stands behind it in its chain."""
 
 
 class MustResend(Exception):
@@ -111,14 +117,14 @@ class Settler:
         Raises:
             MustResend: it certainly did not run.
         """
-        stop = asyncio.create_task(cancelled.wait())
+        stop = asyncio.create_task(one_of(cancelled, sent.stopped))
         refused_since: float | None = None
         try:
             while True:
                 if not sent.future.done():
                     await _wait_first(TICK_S, sent.future, stop)
                 if stop.done() and not sent.future.done():
-                    return await self._cancel(sent)
+                    return await self._cancel(sent, cancelled)
                 try:
                     outcome = await self._look_after(sent, stop)
                     refused_since = None
@@ -129,7 +135,7 @@ class Settler:
                         return _unknown(sent.order, f"Redis cannot be asked: {exc}")
                     await _wait_first(TICK_S, stop)
                 if outcome is None and stop.done():
-                    return await self._cancel(sent)
+                    return await self._cancel(sent, cancelled)
                 if outcome is not None:
                     return outcome
                 if self._watch.away_s > keys.OUTAGE_S:
@@ -217,6 +223,10 @@ class Settler:
         key = sent.order.key
         (is_fenced,) = await self._store.fence([key])
         if is_fenced and await self._store.run_id() == sent.run_id:
+            if sent.stopped.is_set():
+                # The fence may be the person's: nobody wants it to be sent again.
+                sent.never_begins = True
+                return cancelled_outcome(key, f"{BY_A_PERSON} before it ran.")
             raise MustResend(why)
         # Claimed; or Redis may have lost the claim, and then "no claim" proves nothing.
         return await self._join(sent, why, stop)
@@ -258,28 +268,32 @@ class Settler:
         is_sent = await self._dispatcher.send_join(sent.order, _join_id(sent))
         sent.asked_of = (incarnation or sent.order.incarnation) if is_sent else ""
 
-    async def _cancel(self, sent: Sent) -> CallOutcome:
+    async def _cancel(self, sent: Sent, cancelled: asyncio.Event) -> CallOutcome:
         """Return what a call came to that is cancelled: what it says itself, within a bounded time."""
+        is_alone = sent.stopped.is_set() and not cancelled.is_set()
+        who = BY_A_PERSON if is_alone else "The session was cancelled"
         outcome: CallOutcome | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_LIMIT_S):
-                outcome = await self._cancelled(sent)
-        return outcome or cancelled_outcome(
-            sent.order.key, "The session was cancelled while this call ran; it may have run in part."
-        )
+                outcome = await self._cancelled(sent, is_alone=is_alone)
+        if sent.never_begins:
+            return cancelled_outcome(sent.order.key, f"{who} before {'it' if is_alone else 'this call'} ran.")
+        if outcome is None:
+            words = f"{who} while {'it' if is_alone else 'this call'} ran; it may have run in part."
+            return cancelled_outcome(sent.order.key, words)
+        return _by_a_person(outcome) if is_alone else outcome
 
-    async def _cancelled(self, sent: Sent) -> CallOutcome | None:
-        key = sent.order.key
+    async def _cancelled(self, sent: Sent, *, is_alone: bool) -> CallOutcome | None:
+        # Of a session's cancel, no other call of it starts from now on either: a node must not go on with the chain's
+        # next link.
+        fence = self._store.fence if is_alone else self._cancels
         while True:
             try:
-                # No other call of the session starts from now on: a node must not go on with the chain's next link.
-                (is_fenced,) = await self._cancels([key])
+                (sent.never_begins,) = await fence([sent.order.key])
                 break
             except RedisError:
                 await asyncio.sleep(TICK_S)
-        if is_fenced:
-            return cancelled_outcome(key, "The session was cancelled before this call ran.")
-        return await self._last_words(sent)
+        return None if sent.never_begins else await self._last_words(sent)
 
     async def _last_words(self, sent: Sent) -> CallOutcome | None:
         """End a call at its node, and return what it came to; None where that is not heard in time."""
@@ -338,6 +352,23 @@ def cancelled_outcome(key: CallKey, reason: str) -> CallOutcome:
         reason=reason,
         result={"status": "error", "text": "", "error_code": "CANCELLED", "error_message": reason},
     )
+
+
+def _by_a_person(outcome: CallOutcome) -> CallOutcome:
+    """Return the outcome with who cancelled it, if it is one that was."""
+    result = outcome.result or {}
+    if result.get("error_code") != "CANCELLED":
+        return outcome
+    words = f"{BY_A_PERSON}. {result.get('error_message')}"
+    return outcome.model_copy(update={"result": {**result, "error_message": words}})
+
+
+def attempts_of(key: CallKey) -> list[CallKey]:
+    """Return a call's first key, with those under which it may be sent again."""
+    keys_of_it = [key]
+    while len(keys_of_it) < MAX_ATTEMPTS:
+        keys_of_it.append(keys_of_it[-1].next_attempt())
+    return keys_of_it
 
 
 def _unknown(order: CallOrder, why: str) -> CallOutcome:

@@ -26,13 +26,15 @@ class Wish(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     wish_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    kind: Literal["cancel", "message", "finish", "limits", "copy"]
+    kind: Literal["cancel", "message", "finish", "limits", "copy", "cancel_calls"]
     text: str = ""
     """What is said, with a message or a finish."""
     limits: dict[str, JsonValue] = {}
     """The fields to be changed."""
     to: str = ""
     """The session that gets a copy of the workspace."""
+    calls: str = ""
+    """Which calls are to end: one as `3.0`, or all of a step as `3`."""
 
 
 class Told(BaseModel):
@@ -46,7 +48,7 @@ class Told(BaseModel):
     """Why it was refused."""
     fix: str = ""
     result: dict[str, JsonValue] = {}
-    """What came of it: the limits now, or what was copied."""
+    """What came of it: the limits now, what was copied, or which calls end and whether they may have begun."""
 
 
 class Wishes:

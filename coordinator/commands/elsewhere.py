@@ -16,6 +16,8 @@ from coordinator.settings import Settings
 
 _T = TypeVar("_T")
 
+CALLS_S = 10.0
+"""How long whoever runs a session may take to say which calls it ends."""
 COPY_S = 185.0
 """How long a copy may take: until the session's step is over, and for the copying itself."""
 
@@ -61,21 +63,45 @@ def ask_copy(settings: Settings, session: str, target: str) -> int:
         ConfigError: it cannot be copied, or the Redis that was named does not answer.
     """
 
+    told = _told(settings, session, Wish(kind="copy", to=target), COPY_S, "that its workspace was copied")
+    if told is None:
+        raise ConfigError(f"Session {session} is run by no process any more. Ask again.")
+    return int(str(told.result["step"]))
+
+
+def ask_cancel_calls(settings: Settings, session: str, name: str) -> dict[str, bool] | None:
+    """Ask whoever runs a session to end a call, as `3.0`, or all calls of a step, as `3`.
+
+    Returns:
+        Of each call that had no answer whether it may have begun; None where nobody runs the session.
+
+    Raises:
+        ConfigError: it is not known what became of it, or the Redis that was named does not answer.
+    """
+    told = _told(settings, session, Wish(kind="cancel_calls", calls=name), CALLS_S, "which calls it ends")
+    return None if told is None else {call: bool(has_begun) for call, has_begun in told.result.items()}
+
+
+def _told(settings: Settings, session: str, wish: Wish, within_s: float, what: str) -> Told | None:
+    """Return what the live owner of a session says of a wish; None where there is none.
+
+    Raises:
+        ConfigError: it refuses, or did not say `what`, or the Redis that was named does not answer.
+    """
+
     async def ask(client: Redis) -> Told | None:
-        wishes, wish = Wishes(client), Wish(kind="copy", to=target)
+        wishes = Wishes(client)
         owner = await wishes.owner_of(session)
         if owner is None:
             return None
         await wishes.send(session, wish, owner)
-        unheard = Told(refusal="UNAVAILABLE", message="Whoever runs it did not say that its workspace was copied.")
-        return await wishes.answer(wish, COPY_S) or unheard
+        unheard = Told(refusal="UNAVAILABLE", message=f"Whoever runs it did not say {what}.")
+        return await wishes.answer(wish, within_s) or unheard
 
     told = [one for one in asyncio.run(everywhere(settings.redis_url, settings.state_dir, ask)) if one is not None]
-    if not told:
-        raise ConfigError(f"Session {session} is run by no process any more. Ask again.")
-    if told[0].refusal:
+    if told and told[0].refusal:
         raise ConfigError(f"Session {session}: {told[0].message}")
-    return int(str(told[0].result["step"]))
+    return told[0] if told else None
 
 
 def ask_cancel(settings: Settings, session: str) -> bool:

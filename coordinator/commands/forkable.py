@@ -1,4 +1,4 @@
-"""Sessions that a command runs are copied for forks: wish of another process → **forkable** → copying."""
+"""Sessions that a command runs are copied for forks, and calls of them cancelled: wish → **forkable** → session."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -7,13 +7,14 @@ from typing import Any
 from coordinator.cluster.hearing import Hearing
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.wishes import Told, Wish
+from coordinator.session.cancelling import calls_cancelled
 from coordinator.session.copying import copied
 from coordinator.session.runner import SessionRunner
 
 
 @contextlib.asynccontextmanager
 async def forkable(cluster: Cluster, running: Callable[[str], SessionRunner | None]) -> AsyncIterator[None]:
-    """Let workspaces of a command's sessions be copied within the block; nothing else is granted to other processes.
+    """Let workspaces of a command's sessions be copied and their calls cancelled within the block, and nothing else.
 
     Args:
         cluster: What they run on.
@@ -26,6 +27,8 @@ async def forkable(cluster: Cluster, running: Callable[[str], SessionRunner | No
             return Told(refusal="CONFLICT", message="It has just ended. Ask again.")
         if wish.kind == "copy":
             return copied(runner.copies, wish)
+        if wish.kind == "cancel_calls":
+            return calls_cancelled(runner.steps, wish)
         return Told(refusal="CONFLICT", message="It is run by a command, which listens to its terminal.")
 
     hearing = Hearing(cluster.wishes, grant)

@@ -11,6 +11,8 @@ from coordinator.service.volume import on_volume
 
 ANSWER_S = 3.0
 """How long the other coordinator is waited for; it looks a few times a second."""
+HEARD_BY_COMMANDS = frozenset({"copy", "cancel_calls"})
+"""What a command does that runs a session, too; it is about what runs now, and no later owner's matter."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,10 @@ class Afar:
         """
         session = entry.session_id
         owner = await self.owner_of(entry)
-        if entry.record.wanted is None and wish.kind != "copy":
+        if entry.record.wanted is None and wish.kind not in HEARD_BY_COMMANDS:
             await self._ask_command(session, owner, wish)
             return None
-        if owner is None and (entry.record.wanted is None or wish.kind == "copy"):
+        if owner is None and (entry.record.wanted is None or wish.kind in HEARD_BY_COMMANDS):
             raise nobody(session)
         await self.cluster.wishes.send(session, wish, owner)
         told = await self.cluster.wishes.answer(wish, within_s) if owner is not None else None

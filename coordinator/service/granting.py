@@ -9,6 +9,7 @@ from coordinator.cluster.wishes import Told, Wish
 from coordinator.errors import ConfigError
 from coordinator.service.held import Held
 from coordinator.service.refusals import Code, Refused
+from coordinator.session.cancelling import calls_cancelled
 from coordinator.session.copying import copied
 from coordinator.session.limits import Limits
 
@@ -40,6 +41,8 @@ def grant(
                 return Told(result=held.limits.model_dump(mode="json"))
             case "copy":
                 return copied(held.runner.copies if held.runner is not None else None, wish)
+            case "cancel_calls":
+                return calls_cancelled(held.steps, wish)
     except Refused as exc:
         return Told(refusal=exc.code, message=exc.message, fix=exc.fix)
     except (ConfigError, ValidationError) as exc:

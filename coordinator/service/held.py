@@ -23,6 +23,7 @@ from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, continuing, resume
 from coordinator.session.runner import SessionRunner
 from coordinator.session.session_events import TurnEnded
+from coordinator.session.step import StepRunner
 from coordinator.session.takeover import Adopted
 
 MAX_MESSAGES = 100
@@ -132,6 +133,11 @@ class Held:
         """End the session once each of its calls has its answer."""
         self.cancelled.set()
         self._go_on()
+
+    @property
+    def steps(self) -> StepRunner | None:
+        """What runs its calls; None before it has begun here."""
+        return None if self.runner is None else self.runner.steps
 
     def leave(self) -> None:
         """Let go of the session where it is, for another coordinator to go on with."""

@@ -18,6 +18,7 @@ from coordinator.cluster.parts import Cluster
 from coordinator.cluster.turns import Turn
 from coordinator.cluster.wishes import Wish
 from coordinator.errors import ConfigError, SandhogError
+from coordinator.service import cancelling
 from coordinator.service.admission import Admission, below_root
 from coordinator.service.afar import Afar
 from coordinator.service.entries import Entry, Index
@@ -193,6 +194,10 @@ class Sessions:
             self._floor.cancel(held)
         elif not entry.facts.has_ended:
             await self._afar.ask(entry, Wish(kind="cancel"))
+
+    async def cancel_calls(self, entry: Entry, name: str) -> dict[str, bool]:
+        """End calls of a session that runs, see `cancelling.cancel_calls`."""
+        return await cancelling.cancel_calls(entry, name, self._floor.held(entry.session_id), self._afar)
 
     async def say(self, entry: Entry, text: str, principal: Principal) -> None:
         """Hand a person's message to a session: to one that runs behind what it does, to one that has ended anew.

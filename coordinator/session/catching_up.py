@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Seat
-from coordinator.cluster.settle import MAX_ATTEMPTS
+from coordinator.cluster.settle import attempts_of
 from coordinator.errors import RedisLost, TranscriptError
 from coordinator.session.approvals import Lasting
 from coordinator.session.budget import Answered, answered, refused
@@ -160,7 +160,7 @@ class OpenAnswers:
         order = self.steps.order(opened.step, call, seat)
         placed = opened.sent_to.get(call.index, self.rebuilt.placed)
         key = CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=call.index)
-        self.steps.keys.extend(_attempts(key))
+        self.steps.keys.extend(attempts_of(key))
         order = order.model_copy(update={"key": key, "node": placed.node if placed else order.node})
         outcome = await self.cluster.executor.recover(
             order,
@@ -185,7 +185,7 @@ class OpenAnswers:
                     CallKey(session=child, generation=opened.generation, step=opened.step, index=at)
                     for at in opened.missing
                 ]
-                attempts = [attempt for key in step for attempt in _attempts(key)]
+                attempts = [attempt for key in step for attempt in attempts_of(key)]
                 self.steps.keys.extend(attempts)
                 await self.cluster.executor.give_up(seat.node.node, attempts, cancelled)
 
@@ -195,17 +195,10 @@ class OpenAnswers:
             CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=at)
             for at in range(len(opened.calls))
         ]
-        holders = [str(attempt) for key in step for attempt in _attempts(key)]
+        holders = [str(attempt) for key in step for attempt in attempts_of(key)]
         placed = next(iter(opened.sent_to.values()), self.rebuilt.placed)
         node = placed.node if placed else seat.node.node
         await patiently(partial(self.cluster.store.give_lanes, node, holders), cancelled)
-
-
-def _attempts(key: CallKey) -> list[CallKey]:
-    keys = [key]
-    while len(keys) < MAX_ATTEMPTS:
-        keys.append(keys[-1].next_attempt())
-    return keys
 
 
 def _here(call: PlannedCall, has_begun: bool) -> Answered:

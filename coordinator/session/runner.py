@@ -113,6 +113,8 @@ class SessionRunner:
         self._taken = TakenStep(self._continued.rebuilt.steps if self._continued else 0)
         self._emit = Emitter(transcript, [self.clock, self._taken, *sinks])
         self._place = self._make_place(continued.generation if continued else 0)
+        self.steps: StepRunner | None = None
+        """Runs its own calls; None before it runs."""
         self.copies: Copying | None = None
         """Copies its workspace for forks; None before it runs."""
         self._cancelled: asyncio.Event | None = None
@@ -156,6 +158,7 @@ class SessionRunner:
             waits_for_box=request.box.extras.makes_image or self._place.wants_notes or bool(request.box.extras.mcp),
         )
         loop = self._loop(talk)
+        self.steps = loop.steps
         self.copies = Copying(self._place, history, loop.steps.running, self._taken)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = await first(conversation, self._abandoned) or self._abandoned_as

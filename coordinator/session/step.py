@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from redis.exceptions import RedisError
+
 from coordinator.cluster.execute import Executor, Job
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Above, Seat
+from coordinator.cluster.settle import BY_A_PERSON, attempts_of
 from coordinator.cluster.store import Store
+from coordinator.ending import either
 from coordinator.errors import LostSession, RedisLost
 from coordinator.session.approvals import Approvals
 from coordinator.session.bounds import BUDGETS, Budgets
@@ -22,6 +26,7 @@ from coordinator.session.call_events import AnswerShortened, CallFinished, CallS
 from coordinator.session.event_fields import CutInfo
 from coordinator.session.events import EventSink
 from coordinator.session.home_tools import HOME_TOOLS, HomeCall, HomeTool, run_here
+from coordinator.session.open_calls import OpenCalls
 from coordinator.session.partition import Stretch, Travel, batches, stretches
 from coordinator.session.plan import PlannedCall
 from coordinator.session.reading import is_last_owner
@@ -62,8 +67,14 @@ class StepRunner:
     """What failed before."""
     _begun: set[int] = field(default_factory=set)
     """Calls of the present step that may have been sent."""
+    _here: set[int] = field(default_factory=set)
+    """Those of them that run in this process."""
     running: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while calls run; whoever holds it meanwhile finds the workspace between two steps."""
+    open_calls: OpenCalls = field(default_factory=OpenCalls)
+    """Calls of the present step that a person may cancel."""
+    _seat: Seat | None = field(default=None, init=False)
+    """Where the present step runs."""
     clock: Callable[[], float] = time.monotonic
     wall_clock: Callable[[], float] = time.time
 
@@ -76,9 +87,12 @@ class StepRunner:
         """
         answers: dict[int, Answered] = {}
         self._begun.clear()
+        self._here.clear()
         try:
             async with self.running:
                 await self._begin(step, seat, cancelled)
+                self._seat = seat
+                self.open_calls.begin(step, calls)
                 for call in calls:
                     if call.refusal is not None:
                         self.record(step, refused(call), answers)
@@ -115,17 +129,31 @@ class StepRunner:
             if not await patiently(begin, cancelled):
                 raise LostSession(f"session {one.session} was taken over by another coordinator")
 
+    async def cancel(self, step: int, index: int | None) -> dict[int, bool]:
+        """End one call, or with None all of a step, that a person wants no more; the session goes on.
+
+        Returns:
+            Of each that was open whether it may have begun; one that had not never will. Empty where none was open.
+        """
+        found = self.open_calls.stop(step, index)
+        if not found or self._seat is None:
+            return {}
+        keys = [_key(step, at, self._seat) for at in found]
+        try:
+            fenced = await self.store.fence([one for key in keys for one in attempts_of(key)])
+        except (RedisError, OSError):
+            # Whoever waits for a call fences it as well, before anything is killed, as soon as Redis answers.
+            return dict.fromkeys(found, True)
+        attempts = len(fenced) // len(found)
+        has_begun = {at: not all(fenced[place * attempts :][:attempts]) for place, at in enumerate(found)}
+        # What runs here has no claim.
+        return {at: has_begun[at] or at in self._here for at in found}
+
     async def _narrow(self, step: int, before: Answered, after: Answered, seat: Seat, cancelled: asyncio.Event) -> None:
         """Let lines of a file that the step's budget cut away count as not shown."""
         path = before.result.data.get("path")
         if isinstance(path, str):
-            key = CallKey(
-                session=seat.session,
-                generation=seat.generation,
-                step=step,
-                index=before.call.index,
-                attempt=before.attempt,
-            )
+            key = _key(step, before.call.index, seat).model_copy(update={"attempt": before.attempt})
             left = lines_left(before.result.text, after.result.text)
             await patiently(partial(self.store.narrow_seen, key, path, left), cancelled)
 
@@ -171,10 +199,15 @@ class StepRunner:
     ) -> bool:
         """Ask the human; return whether the call may run, leaving a grant for the worker if so."""
         session, digest = seat.session, call_digest(call.name, call.arguments)
-        if cancelled.is_set():
-            self.record(step, _cancelled(call), answers)
+        stop = self.open_calls.stop_of(call.index)
+        if cancelled.is_set() or stop.is_set():
+            self.record(step, _cancelled(call, stop), answers)
             return False
-        decided = await self.approvals.decide(session, step, call, verdict, seat.terms, cancelled)
+        async with either(cancelled, stop) as unasked:
+            decided = await self.approvals.decide(session, step, call, verdict, seat.terms, unasked)
+        if stop.is_set():
+            self.record(step, _cancelled(call, stop), answers)
+            return False
         if not decided.is_allowed:
             self.record(step, _denied(call, f"{verdict.reason}; {decided.note or 'it was denied'}"), answers)
             return False
@@ -187,16 +220,21 @@ class StepRunner:
     async def _run_part(
         self, step: int, part: Stretch, seat: Seat, cancelled: asyncio.Event, answers: dict[int, Answered]
     ) -> None:
-        if not part.calls:
+        stops = {call.index: self.open_calls.stop_of(call.index) for call in part.calls}
+        for call in part.calls:
+            if stops[call.index].is_set():
+                self.record(step, _cancelled(call, stops[call.index]), answers)
+        calls = [call for call in part.calls if call.index not in answers]
+        if not calls:
             return
         if part.travel is Travel.HERE:
-            await self._run_here(step, part.calls, seat, cancelled, answers)
+            await self._run_here(step, calls, seat, cancelled, answers)
             return
-        by_index = {call.index: call for call in part.calls}
-        jobs = [Job(self.order(step, call, seat), call.timeout_s) for call in part.calls]
+        by_index = {call.index: call for call in calls}
+        jobs = [Job(self.order(step, call, seat), call.timeout_s, stops[call.index]) for call in calls]
         self.keys.extend(job.order.key for job in jobs)
         started = self.clock()
-        for call in part.calls:
+        for call in calls:
             self._begun.add(call.index)
             self._start(step, call)
 
@@ -208,7 +246,7 @@ class StepRunner:
                 self.emit(BoxReplaced(reason=outcome.box_note))
             self.record(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
 
-        await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome)
+        await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome, self.open_calls.unwanted)
 
     async def _run_here(
         self,
@@ -221,13 +259,18 @@ class StepRunner:
         """Run calls in this process, safe neighbours at once."""
 
         async def run(call: PlannedCall) -> None:
-            if cancelled.is_set():
-                self.record(step, _cancelled(call), answers)
+            stop = self.open_calls.stop_of(call.index)
+            if cancelled.is_set() or stop.is_set():
+                self.record(step, _cancelled(call, stop), answers)
                 return
             started = self.clock()
             self._begun.add(call.index)
+            self._here.add(call.index)
             self._start(step, call)
-            result = await run_here(HomeCall(step, call, seat, self.emit, cancelled), self.home_tools)
+            async with either(cancelled, stop) as ends:
+                result = await run_here(HomeCall(step, call, seat, self.emit, ends), self.home_tools)
+            if stop.is_set() and result.error_code is ErrorCode.CANCELLED:
+                result = result.model_copy(update={"error_message": f"{BY_A_PERSON}. {result.error_message}"})
             cut = cut_text(result.text, self.budgets.result_bytes)
             result = result.with_text(cut.text).with_arguments(call.arguments)
             info = CutInfo(total_bytes=cut.total_bytes, shown_bytes=cut.shown_bytes) if cut.is_cut else None
@@ -239,7 +282,7 @@ class StepRunner:
     def order(self, step: int, call: PlannedCall, seat: Seat) -> CallOrder:
         """Return a call's order for the seat's node."""
         return CallOrder(
-            key=CallKey(session=seat.session, generation=seat.generation, step=step, index=call.index),
+            key=_key(step, call.index, seat),
             call_id=call.call_id,
             node=seat.node.node,
             incarnation=seat.node.incarnation,
@@ -263,6 +306,7 @@ class StepRunner:
         """Record a call's one answer."""
         answer = answers[answer.call.index] = self.repeats.noted(step, answer)
         call, result = answer.call, answer.result
+        self.open_calls.answered(step, call.index)
         self.emit(
             CallFinished(
                 step=step,
@@ -292,5 +336,11 @@ def left(call: PlannedCall, why: str, *, has_begun: bool) -> Answered:
     return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} did not run: {why}."))
 
 
-def _cancelled(call: PlannedCall) -> Answered:
-    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, f"{call.name} was cancelled before it ran."))
+def _cancelled(call: PlannedCall, stop: asyncio.Event) -> Answered:
+    """Return the answer of a call that was cancelled; `stop` is set where a person did that to this very call."""
+    words = f"{BY_A_PERSON} before it ran." if stop.is_set() else f"{call.name} was cancelled before it ran."
+    return Answered(call, ToolResult.failure(ErrorCode.CANCELLED, words))
+
+
+def _key(step: int, index: int, seat: Seat) -> CallKey:
+    return CallKey(session=seat.session, generation=seat.generation, step=step, index=index)

@@ -76,7 +76,7 @@ class SubAgents:
         """
         async with self._slots:
             if call.cancelled.is_set():
-                raise ToolFailure(ErrorCode.CANCELLED, "The session was cancelled before the sub-agent began.")
+                raise ToolFailure(ErrorCode.CANCELLED, "It was cancelled before the sub-agent began.")
             seat = await self._sit(call)
             account = self._account.of_child(MOST_STEPS)
             with self._transcript(seat) as transcript:

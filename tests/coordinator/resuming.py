@@ -46,7 +46,13 @@ class Table(Executor):
     given_up: list[CallKey] = field(default_factory=list)
 
     async def run(
-        self, travel: Travel, jobs: Sequence[Job], node: NodeLife, cancelled: asyncio.Event, on_outcome: OnOutcome
+        self,
+        travel: Travel,
+        jobs: Sequence[Job],
+        node: NodeLife,
+        cancelled: asyncio.Event,
+        on_outcome: OnOutcome,
+        unwanted: asyncio.Event | None = None,
     ) -> None:
         for job in jobs:
             key = job.order.key

@@ -111,7 +111,16 @@ def test_cancelling(tmp_path: Path, sandhog: Callable[..., Result]) -> None:
     keep(tmp_path, STARTED)
     done = sandhog("cancel", SESSION[:12])
     assert "is run by no process" in done.output
-    assert actions(tmp_path) == [("cancel", SESSION, "")]
+    one = sandhog("cancel", SESSION, "--call", "3.0")
+    assert (one.exit_code, one.output) == (1, f"Session {SESSION} has no call 3.0.\n")
+    assert sandhog("cancel", SESSION, "--step", "3").exit_code == 1
+    assert sandhog("cancel", SESSION, "--call", "three").exit_code == 2
+    assert sandhog("cancel", SESSION, "--call", "3.0", "--step", "3").exit_code == 2
+    assert actions(tmp_path) == [
+        ("cancel", SESSION, ""),
+        ("cancel", SESSION, "call 3.0"),
+        ("cancel", SESSION, "step 3"),
+    ]
 
 
 def test_answers(tmp_path: Path, redis_url: str, sandhog: Callable[..., Result]) -> None:

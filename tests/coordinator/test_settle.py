@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from pydantic import JsonValue
 
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
@@ -23,8 +24,11 @@ PRINTED = "so far"
 class Node(Dispatcher):
     """A node that hears the second of two cancels, and answers what it is asked once it has heard one."""
 
-    def __init__(self, reader: ReplyReader) -> None:
+    def __init__(self, reader: ReplyReader, error_code: str | None = None) -> None:
         self._reader = reader
+        self._error: dict[str, JsonValue] = {}
+        if error_code is not None:
+            self._error = {"error_code": error_code, "error_message": "It ended."}
         self._asked: list[str] = []
         self.cancels = 0
 
@@ -40,7 +44,7 @@ class Node(Dispatcher):
         return True
 
     def _answer(self, key: CallKey, task_id: str) -> None:
-        outcome = CallOutcome(key=key, fate=Fate.RAN, result={"status": "error", "text": PRINTED})
+        outcome = CallOutcome(key=key, fate=Fate.RAN, result={"status": "error", "text": PRINTED, **self._error})
         self._reader.expect(task_id).set_result(Reply(task_id, True, outcome.to_text(), ""))
 
 
@@ -72,3 +76,30 @@ async def test_a_cancel_is_said_until_the_node_hears_it_and_its_present_life_is_
     assert node.cancels == 2
     assert outcome.result is not None
     assert outcome.result["text"] == PRINTED
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_call_that_a_person_cancels_ends_alone_and_no_other_one_of_its_session_is_kept_from_starting(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, has_begun: bool
+) -> None:
+    generation = await store.open_session("s")
+    key = CallKey(session="s", generation=generation, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="the call's")
+    if has_begun:
+        redis_client.set(keys.claim(str(key)), "a worker")
+    watch = Watch(store)
+    watch.follow("n", "the call's")
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    settler = Settler(store=store, reader=reader, dispatcher=Node(reader, "CANCELLED"), watch=watch)
+    sent = settler.expect(order, 10.0, run_id="r")
+    sent.stopped.set()
+    outcome = await settler.settle(sent, asyncio.Event())
+    await client.aclose()
+
+    assert outcome.result is not None
+    assert outcome.result["error_code"] == "CANCELLED"
+    words = "A person cancelled this call. It ended." if has_begun else "A person cancelled this call before it ran."
+    assert (outcome.result["error_message"], outcome.result["text"]) == (words, PRINTED if has_begun else "")
+    assert redis_client.hget(keys.session("s"), "cancelled") is None
+    assert (redis_client.get(keys.claim(str(key))) == b"FENCED") is not has_begun

@@ -19,8 +19,8 @@ from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
 from coordinator.endpoint.reply import RawCall
 from coordinator.errors import LostSession
-from coordinator.session.approvals import Approvals, Never
-from coordinator.session.call_events import CallFinished, CallStarted, TodosWritten
+from coordinator.session.approvals import Approvals, Approver, Elsewhere, Never
+from coordinator.session.call_events import ApprovalAsked, CallFinished, CallStarted, TodosWritten
 from coordinator.session.events import Event
 from coordinator.session.home_tools import HomeCall, HomeTool
 from coordinator.session.partition import Travel, batches, stretches
@@ -93,15 +93,20 @@ async def run(redis_url: str, events: list[Event]) -> AsyncIterator[Run]:
             rules: Rules | None = None,
             box: BoxOrder = BOX,
             is_known: bool = True,
+            meanwhile: Callable[[StepRunner], Awaitable[None]] | None = None,
+            approver: Approver | None = None,
             **seat: Any,
         ) -> list[dict[str, Any]]:
             more = {} if home_tools is None else {"home_tools": home_tools}
-            approvals = Approvals(Requests(client), Never(), events.append)
+            approvals = Approvals(Requests(client), approver or Never(), events.append)
             steps = StepRunner(executor, store, approvals, events.append, REGISTRY, **more)  # type: ignore[arg-type]
             if is_known:
                 await store.open_session("s1")
             seated = Seat(box, NODE, policy, "local", rules=rules, **seat)
+            beside = asyncio.ensure_future(meanwhile(steps)) if meanwhile else None
             found = await steps.run(1, planned, seated, cancelled or asyncio.Event())
+            if beside is not None:
+                await beside
             return [json.loads(one) for one in found]
 
         yield answer
@@ -224,3 +229,44 @@ async def test_a_question_that_nobody_answers_is_a_denial_with_its_reason(run: R
     assert answer["error"]["code"] == "PERMISSION_DENIED"
     assert "`make` is not known to only read" in answer["error"]["message"]
     assert "nobody is there" in answer["error"]["message"]
+
+
+async def test_calls_that_run_here_are_cancelled_one_by_one(run: Run, events: list[Event]) -> None:
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def ask_others(call: HomeCall) -> ToolResult:
+        if call.planned.index == 0:
+            has_begun.set()
+            await call.cancelled.wait()
+            return ToolResult.failure(ErrorCode.CANCELLED, "It ended.", text="so far")
+        await may_end.wait()
+        return ToolResult(status="success", text="unharmed")
+
+    async def cancel(steps: StepRunner) -> None:
+        await has_begun.wait()
+        assert await steps.cancel(2, 0) == await steps.cancel(1, 7) == {}, "there is no such call"
+        assert await steps.cancel(1, 0) == {0: True}
+        assert await steps.cancel(1, 2) == {2: False}
+        while not any(isinstance(event, CallFinished) and event.index == 0 for event in events):
+            await asyncio.sleep(0.01)
+        assert await steps.cancel(1, 0) == {}, "it has its answer"
+        may_end.set()
+
+    planned = calls(("AskOthers", {}), ("AskOthers", {}), ("TodoWrite", TODOS))
+    killed, other, never = await run(planned, {"AskOthers": ask_others}, meanwhile=cancel)
+    assert (killed["error"]["message"], killed["text"]) == ("A person cancelled this call. It ended.", "so far")
+    assert (other["status"], other["text"]) == ("success", "unharmed")
+    assert never["error"] == {"code": "CANCELLED", "message": "A person cancelled this call before it ran."}
+    assert [event.index for event in events if isinstance(event, CallStarted)] == [0, 1]
+    assert len([event for event in events if isinstance(event, CallFinished)]) == len(planned)
+
+
+async def test_a_call_about_which_a_human_is_asked_is_cancelled(run: Run, events: list[Event]) -> None:
+    async def cancel(steps: StepRunner) -> None:
+        while not any(isinstance(event, ApprovalAsked) for event in events):
+            await asyncio.sleep(0.01)
+        assert await steps.cancel(1, None) == {0: False}
+
+    planned = calls(("Bash", {"command": "mkdir d; mv d e"}))
+    (never,) = await run(planned, policy=Policy.GUARDED, approver=Elsewhere(), meanwhile=cancel)
+    assert never["error"] == {"code": "CANCELLED", "message": "A person cancelled this call before it ran."}

@@ -80,6 +80,7 @@ _SHELL = "test_reaching.py::test_a_shell_on_a_terminal_is_one_until_it_exits_or_
 _COPY = "test_reaching.py::test_files_go_into_a_box_and_come_out"
 _PORT = "test_reaching.py::test_a_port_of_the_box_is_reached_from_here"
 _COMPLETION = "test_completing.py::test_each_shell_is_told_in_its_own_words"
+_CALLS = "test_cancel_calls.py::test_a_step_is_cancelled_with_all_its_calls_and_the_session_goes_on"
 _STACK = "test_compose.py::test_a_stack_is_used_hurt_upgraded_and_taken_down"
 BY_OTHERS = {
     "sandhog batch TASKS.jsonl --out DIR --concurrency 8": _EVALUATION,
@@ -99,6 +100,8 @@ BY_OTHERS = {
     "bash deploy/setup.sh --dev": _SET_UP,
     "sandhog --install-completion": _COMPLETION,
     "sandhog --show-completion": _COMPLETION,
+    "sandhog cancel last --call 3.0": _CALLS,
+    "sandhog cancel last --step 3": _CALLS,
     "sandhog shell last": _SHELL,
     "sandhog shell last -- ps aux": (
         "test_reaching.py::test_a_command_in_the_box_has_streams_exit_code_and_an_audit_line"

@@ -50,6 +50,8 @@ async def test_another_principal_sees_and_reaches_nothing_and_cannot_tell(serve:
         ("GET", "/tools", None),
         ("GET", "/tool_calls/1", None),
         ("POST", "/cancel", None),
+        ("POST", "/calls/1.0/cancel", None),
+        ("POST", "/steps/1/cancel", None),
         ("POST", "/finish", {}),
         ("POST", "/message", {"text": "x"}),
         ("POST", "/fork", {"prompt": "x"}),
