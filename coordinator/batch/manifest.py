@@ -14,6 +14,8 @@ from coordinator.session.model_table import ModelTable
 
 MANIFEST = "manifest.json"
 MASKED = ("--env", "--header")
+HIDDEN = ("--webhook",)
+"""Their value, as a whole, may be a secret."""
 PACKAGES = ("sandhog", "celery", "docker", "openai", "pydantic", "redis")
 
 
@@ -70,7 +72,7 @@ def write_manifest(
 
 
 def masked(arguments: Sequence[str]) -> list[str]:
-    """Return a command's arguments without the values of variables and headers, which may be secrets."""
+    """Return a command's arguments without what may be secrets: values of variables and headers, addresses to tell."""
     shown, flag = [], ""
     for word in arguments:
         if flag in MASKED:
@@ -78,6 +80,10 @@ def masked(arguments: Sequence[str]) -> list[str]:
         elif word.startswith(tuple(f"{name}=" for name in MASKED)):
             name, _, pair = word.partition("=")
             word = f"{name}={_without_value(pair)}"
+        elif flag in HIDDEN:
+            word = "…"
+        elif word.startswith(tuple(f"{name}=" for name in HIDDEN)):
+            word = f"{word.partition('=')[0]}=…"
         shown.append(word)
         flag = word
     return shown

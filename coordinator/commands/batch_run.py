@@ -22,6 +22,7 @@ from coordinator.batch.run import Batch, Plan
 from coordinator.batch.shown import Show
 from coordinator.batch.summary import Summary
 from coordinator.batch.tasks import TaskFile, Turn
+from coordinator.batch.telling import Outcome, Teller
 from coordinator.commands.acting import keep_action
 from coordinator.commands.forkable import forkable
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
@@ -29,7 +30,7 @@ from coordinator.commands.terminal import is_terminal
 from coordinator.embedded import Embedded
 from coordinator.ending import end
 from coordinator.endpoint.model import ModelSettings
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, SandhogError
 from coordinator.session.approvals import Approver
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
@@ -53,6 +54,13 @@ class Given:
     approver: Approver
     retry: Retry | None
     as_json: bool
+    teller: Teller | None = None
+    """Told when it ends."""
+
+    @property
+    def all_runs(self) -> int:
+        """Of all tasks."""
+        return sum(entry.samples for entry in self.tasks.entries)
 
 
 @dataclass(frozen=True)
@@ -71,19 +79,32 @@ def run_batch(given: Given, settings: Settings) -> int:
         SandhogError: it cannot be begun or gone on with; what was finished is kept.
     """
     with Results(given.out) as results:
-        code = asyncio.run(_run(given, settings, results))
-    summary = _end(given)
-    if code:
-        return code
-    return 0 if summary.completed == sum(entry.samples for entry in given.tasks.entries) else 1
+        outcome, error = asyncio.run(_run(given, settings, results))
+        # While the directory is still ours: the lines are this batch's.
+        summary = _summary(given)
+    if error is None:
+        _end(given, summary)
+    if given.teller is not None:
+        name, left = given.out.absolute().name, given.all_runs - summary.runs
+        unheard = asyncio.run(given.teller.tell(name, outcome, summary, left))
+        if unheard:
+            _say(f"--webhook: nobody was told that the batch ended: {unheard}")
+    if error is not None:
+        raise error
+    if outcome == "interrupted":
+        return INTERRUPTED
+    return 0 if summary.completed == given.all_runs else 1
 
 
-async def _run(given: Given, settings: Settings, results: Results) -> int:
-    """Run what is left; return 130 when it was interrupted, else 0."""
+async def _run(given: Given, settings: Settings, results: Results) -> tuple[Outcome, SandhogError | None]:
+    """Run what is left; return how it ended, and what broke it, if something did."""
     # First of all: what is started below must also be ended when a signal comes while it starts.
     signals = Signals()
     clients = Clients(given.endpoint)
+    outcome: Outcome = "finished"
     try:
+        if given.teller is not None:
+            await given.teller.check()
         client = await clients.client(None)
         _check_prices(given, client.settings.model)
         left = _left(given, results)
@@ -92,13 +113,18 @@ async def _run(given: Given, settings: Settings, results: Results) -> int:
             keep_action(
                 settings.state_dir, "batch", detail=f"{len(left.turns)} runs of {given.tasks.path} into {given.out}"
             )
-            await _run_turns(given, settings, results, clients, signals, left)
+            if await _run_turns(given, settings, results, clients, signals, left):
+                outcome = "stopped"
+    except ConfigError:
+        raise
+    except SandhogError as exc:
+        return "failed", exc
     finally:
         await clients.close()
     if not signals.first.is_set():
-        return 0
+        return outcome, None
     _say("Interrupted; the same command goes on with what is left.")
-    return INTERRUPTED
+    return "interrupted", None
 
 
 def _left(given: Given, results: Results) -> _Left:
@@ -113,14 +139,15 @@ def _left(given: Given, results: Results) -> _Left:
         finished.add((line.id, line.sample))
         spent_usd += line.cost or 0.0
     turns = [turn for turn in given.tasks.turns() if (turn.entry.id, turn.sample) not in finished]
-    all_runs = sum(entry.samples for entry in given.tasks.entries)
-    return _Left(turns, all_runs - len(turns), spent_usd)
+    return _Left(turns, given.all_runs - len(turns), spent_usd)
 
 
 async def _run_turns(
     given: Given, settings: Settings, results: Results, clients: Clients, signals: Signals, left: _Left
-) -> None:
+) -> bool:
+    """Run the turns; return whether something other than a signal stopped the batch before its last one."""
     secrets = [value for value in (given.endpoint.api_key, os.environ.get("OPENAI_API_KEY")) if value]
+    secrets += given.teller.secrets if given.teller is not None else ()
     stop = Stop()
     is_live = is_terminal(sys.stdin, sys.stderr)
     console = Console(stderr=True, highlight=False)
@@ -144,6 +171,7 @@ async def _run_turns(
                     await _attended(running, left.turns, stop, signals, embedded)
     if running.progress.stopped_by:
         _say(running.progress.stopped_by)
+    return bool(running.progress.stopped_by)
 
 
 async def _attended(
@@ -209,13 +237,17 @@ def _write_manifest(given: Given, endpoint: ModelSettings) -> None:
     )
 
 
-def _end(given: Given) -> Summary:
-    """Write the predictions, print the summary and return it."""
+def _summary(given: Given) -> Summary:
+    """Return what the batch has come to."""
     ids = {entry.id for entry in given.tasks.entries}
+    return Summary.of(line for line in read_lines(given.out / RESULTS) if line.id in ids)
+
+
+def _end(given: Given, summary: Summary) -> None:
+    """Write the predictions and print the summary."""
     instances = {entry.id for entry in given.tasks.entries if entry.is_instance}
     if instances:
         write_predictions(given.out, instances)
-    summary = Summary.of(line for line in read_lines(given.out / RESULTS) if line.id in ids)
     if given.as_json:
         print(json.dumps({**summary.as_json(), "out": str(given.out)}))
     else:
@@ -228,7 +260,6 @@ def _end(given: Given) -> Summary:
         console.print(table)
         print(f"Results: {given.out / RESULTS}")
     sys.stdout.flush()
-    return summary
 
 
 def _say(words: str) -> None:
