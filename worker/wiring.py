@@ -45,6 +45,7 @@ from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
 from worker.spill import Spills
+from worker.versions import versions
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +194,7 @@ def _life(settings: NodeSettings, machine: Machine, loaded: LoadedTools) -> Node
         freeze_s=settings.freeze_s,
         **_first_facts(machine),
         tools=loaded.digest,
+        versions=versions(),
     )
 
 

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from coordinator.batch.attempt import Attempts, Stop
 from coordinator.batch.clients import Clients
-from coordinator.batch.lines import RESULTS, Results, Retry, read_lines
-from coordinator.batch.manifest import write_manifest
+from coordinator.batch.lines import RESULTS, ResultLine, Results, Retry, read_lines
+from coordinator.batch.manifest import keep_ran_on, write_manifest
 from coordinator.batch.predictions import write_predictions
+from coordinator.batch.ran_on import RanOn
 from coordinator.batch.requests import Requests
 from coordinator.batch.run import Batch, Plan
 from coordinator.batch.shown import Show
@@ -108,12 +109,12 @@ async def _run(given: Given, settings: Settings, results: Results) -> tuple[Outc
         client = await clients.client(None)
         _check_prices(given, client.settings.model)
         left = _left(given, results)
-        _write_manifest(given, client.settings)
+        ran = _write_manifest(given, client.settings)
         if left.turns and not signals.first.is_set():
             keep_action(
                 settings.state_dir, "batch", detail=f"{len(left.turns)} runs of {given.tasks.path} into {given.out}"
             )
-            if await _run_turns(given, settings, results, clients, signals, left):
+            if await _run_turns(given, settings, results, clients, signals, left, ran):
                 outcome = "stopped"
     except ConfigError:
         raise
@@ -143,7 +144,7 @@ def _left(given: Given, results: Results) -> _Left:
 
 
 async def _run_turns(
-    given: Given, settings: Settings, results: Results, clients: Clients, signals: Signals, left: _Left
+    given: Given, settings: Settings, results: Results, clients: Clients, signals: Signals, left: _Left, ran: RanOn
 ) -> bool:
     """Run the turns; return whether something other than a signal stopped the batch before its last one."""
     secrets = [value for value in (given.endpoint.api_key, os.environ.get("OPENAI_API_KEY")) if value]
@@ -153,9 +154,14 @@ async def _run_turns(
     console = Console(stderr=True, highlight=False)
     show = Show(console, left.done + len(left.turns), done=left.done, is_live=is_live)
     at_once = min(given.plan.concurrency, len(left.turns))
+
+    def finished(turn: Turn, line: ResultLine) -> None:
+        show.finished(turn, line)
+        keep_ran_on(given.out, ran)
+
     with redis_of(settings, given.tools, places=at_once) as (redis_url, embedded):
         async with open_cluster(redis_url, settings.state_dir, given.tools) as cluster:
-            attempts = Attempts(cluster, clients, given.approver, secrets, stop)
+            attempts = Attempts(cluster, clients, given.approver, secrets, stop, ran)
             running = Batch(
                 given.tasks,
                 given.requests,
@@ -163,7 +169,7 @@ async def _run_turns(
                 attempts,
                 replace(given.plan, concurrency=at_once),
                 on_start=show.started,
-                on_line=show.finished,
+                on_line=finished,
                 spent_usd=left.spent_usd,
             )
             async with forkable(cluster, attempts.running.get):
@@ -219,14 +225,14 @@ def _check_prices(given: Given, model: str) -> None:
         )
 
 
-def _write_manifest(given: Given, endpoint: ModelSettings) -> None:
+def _write_manifest(given: Given, endpoint: ModelSettings) -> RanOn:
     flags: dict[str, Any] = {
         "concurrency": given.plan.concurrency,
         "budget_usd": given.plan.budget_usd,
         "retry": given.retry,
         "approve": type(given.approver).__name__.lower(),
     }
-    write_manifest(
+    return write_manifest(
         given.out,
         tasks=given.tasks.path,
         defaults=given.requests.defaults,

@@ -126,6 +126,11 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
     assert json.loads(repeated) == summary
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["model"] == "scripted"
+    digests = {line["image_id"] for line in lines(out) if line["image_id"]}
+    assert {digest for known in manifest["ran_on"]["images"].values() for digest in known} == digests
+    ((versions,),) = manifest["ran_on"]["nodes"].values()
+    assert {"sandhog", "python", "kernel", "engine", "containerd", "runc"} <= versions.keys()
+    assert len(list(out.glob("manifest-*.json"))) == 1
     assert SECRET not in (out / "manifest.json").read_text() + (out / "results.jsonl").read_text() + err
     assert leftovers(state_dir) == []
 
