@@ -57,6 +57,8 @@ class Settings(FileSettings):
     """Embedded cluster: a box whose worker has been silent this long ends by itself."""
     models_file: Annotated[Path | None, In("limits")] = None
     """Prices and windows of models; see docs/limits-and-context.md."""
+    webhook_secret: Annotated[SecretStr | None, In("session"), Hidden()] = None
+    """Signs what the webhook of a batch is sent, 16 characters at least."""
     context_tokens: Annotated[int | None, In("limits")] = Field(default=None, ge=1000)
     """Window of the model; it is learned where nobody says it."""
     image: str = DEFAULT_IMAGE

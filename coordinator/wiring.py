@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.collect import BLOCK_MS, ReplyReader
+from coordinator.cluster.counts import Counts
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.execute import Executor
 from coordinator.cluster.lease import LeaseKeeper
@@ -88,6 +89,7 @@ async def open_cluster(
                 ownership=ownership,
                 wishes=Wishes(client),
                 turns=turns,
+                counts=Counts(client),
                 replies=reader,
             )
     finally:

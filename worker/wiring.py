@@ -46,6 +46,7 @@ from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
 from worker.spill import Spills
+from worker.versions import versions
 
 log = logging.getLogger(__name__)
 
@@ -196,6 +197,7 @@ def _life(settings: NodeSettings, machine: Machine, loaded: LoadedTools) -> Node
         volume=_volume(settings),
         **_first_facts(machine),
         tools=loaded.digest,
+        versions=versions(),
     )
 
 

@@ -114,9 +114,9 @@ Name = Annotated[str, Path(pattern=approving.NAME, examples=["3.0", "1-2-0.3.0"]
 
 
 @router.post("/message", status_code=202, response_model=SessionView)
-async def message(entry: Named, body: Message, service: Service, asker: Asker) -> SessionView:
+async def message(entry: Named, body: Message, service: Service) -> SessionView:
     """Say something to a session: one that runs hears it after its present answer, one that has ended goes on."""
-    await service.say(entry, body.text, asker)
+    await service.say(entry, body.text)
     return await shown(service, entry)
 
 

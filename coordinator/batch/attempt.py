@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.batch.clients import Clients
+from coordinator.batch.ran_on import RanOn
 from coordinator.cluster.parts import Cluster
 from coordinator.ending import end
 from coordinator.session.approvals import Approver
+from coordinator.session.events import Event
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
@@ -37,6 +39,8 @@ class Attempts:
     approver: Approver
     secrets: Sequence[str]
     stop: Stop
+    ran: RanOn = field(default_factory=RanOn)
+    """What their boxes ran on."""
     running: dict[str, SessionRunner] = field(default_factory=dict)
     """Those that run now, by session."""
 
@@ -46,12 +50,18 @@ class Attempts:
         Raises:
             SandhogError: it could not be begun.
         """
+
+        def note(event: Event) -> None:
+            if isinstance(event, SessionPlaced):
+                self.ran.note(request.image, event)
+                on_image(event.image_id)
+
         runner = SessionRunner(
             request,
             cluster=self.cluster,
             model=await self.clients.client(model),
             approver=self.approver,
-            sinks=[lambda event: on_image(event.image_id) if isinstance(event, SessionPlaced) else None],
+            sinks=[note],
             secrets=[*self.secrets, *request.parameters.secrets],
         )
         self.running[runner.session_id] = runner

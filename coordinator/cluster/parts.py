@@ -5,6 +5,7 @@ from pathlib import Path
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.collect import ReplyReader
+from coordinator.cluster.counts import Counts
 from coordinator.cluster.execute import Executor
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.placement import Placement
@@ -29,5 +30,6 @@ class Cluster:
     ownership: Ownership
     wishes: Wishes
     turns: Turns
+    counts: Counts
     replies: ReplyReader | None = None
     """For those who watch; None where nobody does."""

@@ -11,15 +11,17 @@ from coordinator.batch.requests import Defaults, Requests
 from coordinator.batch.rows import MAX_SAMPLES
 from coordinator.batch.run import TRIES, Plan
 from coordinator.batch.tasks import REPO_BASE, TaskFile
+from coordinator.batch.telling import Teller
 from coordinator.commands import box_flags, model_flags, run_flags
 from coordinator.commands.batch_run import Given, run_batch
 from coordinator.commands.explain import rules_of
 from coordinator.commands.one_session import own_tools
+from coordinator.service.serve_settings import read_serve_settings
 from coordinator.session.approvals import Always, Approver, Elsewhere, Never
 from coordinator.session.limits import DEFAULT_STEPS, Limits
 from coordinator.session.mcp_settings import read_mcp_config
 from coordinator.session.model_table import read_model_table
-from coordinator.settings import read_settings
+from coordinator.settings import Settings, read_settings
 from worker.contract.orders import Policy
 
 app = typer.Typer(add_completion=False)
@@ -89,6 +91,9 @@ def batch(
     env: box_flags.Env = None,
     env_file: box_flags.EnvFile = None,
     repo_base: Annotated[str, typer.Option(help="Before a repository that is only `owner/name`.")] = REPO_BASE,
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="Is told when the batch ends; signed by SANDHOG_WEBHOOK_SECRET.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object on stdout.")] = False,
 ) -> None:
     """Run many tasks, each in a workspace and a box of its own.
@@ -149,8 +154,14 @@ def batch(
         approver=_approver(approve),
         retry=None if retry is None else retry.value,
         as_json=json,
+        teller=None if webhook is None else _teller(webhook, settings),
     )
     raise typer.Exit(run_batch(given, settings))
+
+
+def _teller(url: str, settings: Settings) -> Teller:
+    secret = settings.webhook_secret
+    return Teller(url, None if secret is None else secret.get_secret_value(), read_serve_settings().webhook_private)
 
 
 def _approver(approve: BatchApprove) -> Approver:

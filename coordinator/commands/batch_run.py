@@ -14,14 +14,16 @@ from rich.table import Table
 
 from coordinator.batch.attempt import Attempts, Stop
 from coordinator.batch.clients import Clients
-from coordinator.batch.lines import RESULTS, Results, Retry, read_lines
-from coordinator.batch.manifest import write_manifest
+from coordinator.batch.lines import RESULTS, ResultLine, Results, Retry, read_lines
+from coordinator.batch.manifest import keep_ran_on, write_manifest
 from coordinator.batch.predictions import write_predictions
+from coordinator.batch.ran_on import RanOn
 from coordinator.batch.requests import Requests
 from coordinator.batch.run import Batch, Plan
 from coordinator.batch.shown import Show
 from coordinator.batch.summary import Summary
 from coordinator.batch.tasks import TaskFile, Turn
+from coordinator.batch.telling import Outcome, Teller
 from coordinator.commands.acting import keep_action
 from coordinator.commands.forkable import forkable
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
@@ -29,7 +31,7 @@ from coordinator.commands.terminal import is_terminal
 from coordinator.embedded import Embedded
 from coordinator.ending import end
 from coordinator.endpoint.model import ModelSettings
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, SandhogError
 from coordinator.session.approvals import Approver
 from coordinator.settings import Settings
 from coordinator.wiring import open_cluster
@@ -53,6 +55,13 @@ class Given:
     approver: Approver
     retry: Retry | None
     as_json: bool
+    teller: Teller | None = None
+    """Told when it ends."""
+
+    @property
+    def all_runs(self) -> int:
+        """Of all tasks."""
+        return sum(entry.samples for entry in self.tasks.entries)
 
 
 @dataclass(frozen=True)
@@ -71,36 +80,54 @@ def run_batch(given: Given, settings: Settings) -> int:
         SandhogError: it cannot be begun or gone on with; what was finished is kept.
     """
     with Results(given.out) as results:
-        code = asyncio.run(_run(given, settings, results))
-    _end(given)
-    if code:
-        return code
+        outcome, error = asyncio.run(_run(given, settings, results))
+        # While the directory is still ours: the lines are this batch's.
+        summary = _summary(given)
+    if error is None:
+        _end(given, summary)
+    if given.teller is not None:
+        name, left = given.out.absolute().name, given.all_runs - summary.runs
+        unheard = asyncio.run(given.teller.tell(name, outcome, summary, left))
+        if unheard:
+            _say(f"--webhook: nobody was told that the batch ended: {unheard}")
+    if error is not None:
+        raise error
+    if outcome == "interrupted":
+        return INTERRUPTED
     completed = {(line.id, line.sample) for line in read_lines(given.out / RESULTS) if line.is_completed}
     # There may be lines of more samples than are asked for now.
     return 0 if all((turn.entry.id, turn.sample) in completed for turn in given.tasks.turns()) else 1
 
 
-async def _run(given: Given, settings: Settings, results: Results) -> int:
-    """Run what is left; return 130 when it was interrupted, else 0."""
+async def _run(given: Given, settings: Settings, results: Results) -> tuple[Outcome, SandhogError | None]:
+    """Run what is left; return how it ended, and what broke it, if something did."""
     # First of all: what is started below must also be ended when a signal comes while it starts.
     signals = Signals()
     clients = Clients(given.endpoint)
+    outcome: Outcome = "finished"
     try:
+        if given.teller is not None:
+            await given.teller.check()
         client = await clients.client(None)
         _check_prices(given, client.settings.model)
         left = _left(given, results)
-        _write_manifest(given, client.settings)
+        ran = _write_manifest(given, client.settings)
         if left.turns and not signals.first.is_set():
             keep_action(
                 settings.state_dir, "batch", detail=f"{len(left.turns)} runs of {given.tasks.path} into {given.out}"
             )
-            await _run_turns(given, settings, results, clients, signals, left)
+            if await _run_turns(given, settings, results, clients, signals, left, ran):
+                outcome = "stopped"
+    except ConfigError:
+        raise
+    except SandhogError as exc:
+        return "failed", exc
     finally:
         await clients.close()
     if not signals.first.is_set():
-        return 0
+        return outcome, None
     _say("Interrupted; the same command goes on with what is left.")
-    return INTERRUPTED
+    return "interrupted", None
 
 
 def _left(given: Given, results: Results) -> _Left:
@@ -111,22 +138,28 @@ def _left(given: Given, results: Results) -> _Left:
         _say(f"{moved} finished runs are run again.")
     finished = {(line.id, line.sample) for line in read_lines(results.path)}
     turns = [turn for turn in given.tasks.turns() if (turn.entry.id, turn.sample) not in finished]
-    all_runs = sum(entry.samples for entry in given.tasks.entries)
-    return _Left(turns, all_runs - len(turns), results.spent_usd())
+    return _Left(turns, given.all_runs - len(turns), results.spent_usd())
 
 
 async def _run_turns(
-    given: Given, settings: Settings, results: Results, clients: Clients, signals: Signals, left: _Left
-) -> None:
+    given: Given, settings: Settings, results: Results, clients: Clients, signals: Signals, left: _Left, ran: RanOn
+) -> bool:
+    """Run the turns; return whether something other than a signal stopped the batch before its last one."""
     secrets = [value for value in (given.endpoint.api_key, os.environ.get("OPENAI_API_KEY")) if value]
+    secrets += given.teller.secrets if given.teller is not None else ()
     stop = Stop()
     is_live = is_terminal(sys.stdin, sys.stderr)
     console = Console(stderr=True, highlight=False)
     show = Show(console, left.done + len(left.turns), done=left.done, is_live=is_live)
     at_once = min(given.plan.concurrency, len(left.turns))
+
+    def finished(turn: Turn, line: ResultLine) -> None:
+        show.finished(turn, line)
+        keep_ran_on(given.out, ran)
+
     with redis_of(settings, given.tools, places=at_once) as (redis_url, embedded):
         async with open_cluster(redis_url, settings.state_dir, given.tools) as cluster:
-            attempts = Attempts(cluster, clients, given.approver, secrets, stop)
+            attempts = Attempts(cluster, clients, given.approver, secrets, stop, ran)
             running = Batch(
                 given.tasks,
                 given.requests,
@@ -134,7 +167,7 @@ async def _run_turns(
                 attempts,
                 replace(given.plan, concurrency=at_once),
                 on_start=show.started,
-                on_line=show.finished,
+                on_line=finished,
                 spent_usd=left.spent_usd,
             )
             async with forkable(cluster, attempts.running.get):
@@ -142,6 +175,7 @@ async def _run_turns(
                     await _attended(running, left.turns, stop, signals, embedded)
     if running.progress.stopped_by:
         _say(running.progress.stopped_by)
+    return bool(running.progress.stopped_by)
 
 
 async def _attended(
@@ -189,14 +223,14 @@ def _check_prices(given: Given, model: str) -> None:
         )
 
 
-def _write_manifest(given: Given, endpoint: ModelSettings) -> None:
+def _write_manifest(given: Given, endpoint: ModelSettings) -> RanOn:
     flags: dict[str, Any] = {
         "concurrency": given.plan.concurrency,
         "budget_usd": given.plan.budget_usd,
         "retry": given.retry,
         "approve": type(given.approver).__name__.lower(),
     }
-    write_manifest(
+    return write_manifest(
         given.out,
         tasks=given.tasks.path,
         defaults=given.requests.defaults,
@@ -207,14 +241,18 @@ def _write_manifest(given: Given, endpoint: ModelSettings) -> None:
     )
 
 
-def _end(given: Given) -> None:
-    """Write the predictions and print the summary."""
+def _summary(given: Given) -> Summary:
+    """Return what the batch has come to."""
     ids = {entry.id for entry in given.tasks.entries}
+    return Summary.of(line for line in read_lines(given.out / RESULTS) if line.id in ids)
+
+
+def _end(given: Given, summary: Summary) -> None:
+    """Write the predictions and print the summary."""
     instances = {entry.id for entry in given.tasks.entries if entry.is_instance}
     if instances:
         for name in write_predictions(given.out, instances):
             _say(f"{given.out / name} is not UTF-8: its prediction has replacement characters, and may not apply.")
-    summary = Summary.of(line for line in read_lines(given.out / RESULTS) if line.id in ids)
     if given.as_json:
         print(json.dumps({**summary.as_json(), "out": str(given.out)}))
     else:

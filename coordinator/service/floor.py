@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from coordinator.cluster.hearing import Hearing
@@ -20,6 +20,7 @@ from coordinator.service.held import Held, Shared
 from coordinator.service.line import Line
 from coordinator.service.models import Models
 from coordinator.service.principals import Principal
+from coordinator.service.quotas import Quotas
 from coordinator.service.records import write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.tokens import Tokens
@@ -73,6 +74,7 @@ class Floor:
         self._shared = Shared(cluster, hidden, self.watchers)
         self._on_end = on_end
         self._held: dict[str, Held] = {}
+        self.quotas = Quotas(cluster.counts, self._unended)
         self._hearing = Hearing(
             cluster.wishes, lambda session, wish: grant(session, wish, self.held(session), self.cancel)
         )
@@ -80,6 +82,7 @@ class Floor:
 
     async def __aenter__(self) -> "Floor":
         self._cluster.ownership.on_wishes = self._hearing.look
+        await self.quotas.__aenter__()
         await self._takeover.__aenter__()
         return self
 
@@ -90,6 +93,7 @@ class Floor:
         for held in list(self._held.values()):
             held.leave()
         await end(*self._tasks)
+        await self.quotas.__aexit__()
 
     def demand_open(self) -> None:
         """Return if sessions may begin.
@@ -133,7 +137,7 @@ class Floor:
             if entry.record.forked_from is not None:
                 await self.go_on(entry, wanted.prompt)
                 return
-            principal = self._principal(entry.record.principal)
+            principal = self.principal(entry.record.principal)
             request = await asyncio.to_thread(self._admission.admit, wanted, principal)
             await self.begin(entry, wanted, request, principal)
         except SandhogError as exc:
@@ -195,6 +199,11 @@ class Floor:
     def _at_work(self) -> "list[asyncio.Task[None]]":
         return [held.task for held in self._held.values() if held.task is not None and not held.waits_for_somebody]
 
+    def _unended(self) -> Iterator[tuple[str, Principal]]:
+        for session_id, held in self._held.items():
+            if not held.entry.facts.has_ended:
+                yield session_id, held.principal
+
     def _hold(self, held: Held) -> None:
         self._index.add(held.entry)
         self._held[held.entry.session_id] = held
@@ -228,6 +237,9 @@ class Floor:
             entry.facts.fail(str(exc))
         finally:
             await asyncio.to_thread(entry.let_go)
+            if entry.facts.has_ended:
+                # Before anybody is told: whoever waited for its end may ask for another one at once.
+                await self.quotas.ended(held.principal, entry.session_id)
             self._held.pop(entry.session_id, None)
             self.line.ended(entry.session_id)
             entry.wake()
@@ -251,7 +263,7 @@ class Floor:
 
     def _continued(self, entry: Entry, found: Resumable | Adopted) -> Held:
         """Return a session that somebody had before, under what its principal may have now."""
-        principal = self._principal(entry.record.principal)
+        principal = self.principal(entry.record.principal)
         saved, ceiling = found.saved.to_request(self._admission.models), principal.allowance.ceiling
         tools = [one for one in (saved.ceiling.tools, ceiling.tools) if one is not None]
         both = frozenset.intersection(*tools) if tools else None
@@ -259,7 +271,7 @@ class Floor:
         model = self.model_of(entry.record.loop, found.saved.to_model(None).model)
         return Held(entry, request, model, principal, found)
 
-    def _principal(self, name: str) -> Principal:
+    def principal(self, name: str) -> Principal:
         """Return a principal as it is now.
 
         Raises:

@@ -62,17 +62,16 @@ class Forks:
         return await self.maker.once(wanted.idempotency_key, principal, digest, make)
 
     async def _make(self, parent: Entry, wanted: NewFork, principal: Principal, session_id: str) -> Entry:
-        self.maker.quotas.demand_room(principal)
         state_dir = self.cluster.state_dir
         # Of an earlier try that was broken off.
         await asyncio.to_thread(discard, state_dir, session_id)
         try:
-            last = await self._copied(parent, wanted, principal, session_id)
-            # Read only now: the copy's last step may have come just before it.
-            found = await asyncio.to_thread(find, state_dir, parent.session_id)
-            entry = await asyncio.to_thread(self._lay_out, parent, found, wanted, session_id, last)
-            self.maker.quotas.count(principal)
-            await self.floor.go_on(entry, wanted.prompt)
+            async with self.floor.quotas.room(principal, session_id):
+                last = await self._copied(parent, wanted, principal, session_id)
+                # Read only now: the copy's last step may have come just before it.
+                found = await asyncio.to_thread(find, state_dir, parent.session_id)
+                entry = await asyncio.to_thread(self._lay_out, parent, found, wanted, session_id, last)
+                await self.floor.go_on(entry, wanted.prompt)
         except (SandhogError, OSError, RedisError) as exc:
             await asyncio.to_thread(discard, state_dir, session_id)
             raise exc if isinstance(exc, Refused | RedisError) else Refused(Code.CONFLICT, str(exc)) from exc

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
@@ -11,7 +10,6 @@ from coordinator.service.admission import Admission
 from coordinator.service.entries import Entry, Index
 from coordinator.service.floor import Floor
 from coordinator.service.principals import Principal
-from coordinator.service.quotas import Quotas
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
@@ -30,7 +28,6 @@ class Maker:
     """
 
     def __init__(self, cluster: Cluster, admission: Admission, index: Index, floor: Floor) -> None:
-        self.quotas = Quotas(floor.line, time.monotonic)
         self._state_dir = cluster.state_dir
         self._coordinator = cluster.ownership.coordinator
         self._admission = admission
@@ -101,7 +98,6 @@ class Maker:
             raise
 
     async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
-        self.quotas.demand_room(principal)
         # Asked here as well: a session that has no model must not be kept.
         self._floor.model_of(wanted.loop, wanted.model)
         record = SessionRecord(
@@ -115,9 +111,9 @@ class Maker:
             coordinator=self._coordinator,
         )
         entry = Entry(record, self._state_dir / "sessions" / session_id, is_ours=True)
-        await on_volume(_keep, entry)
-        self.quotas.count(principal)
-        await self._floor.begin(entry, wanted, request, principal)
+        async with self._floor.quotas.room(principal, session_id):
+            await on_volume(_keep, entry)
+            await self._floor.begin(entry, wanted, request, principal)
         return entry
 
 

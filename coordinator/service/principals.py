@@ -20,10 +20,16 @@ class Quota(BaseModel):
     running: int | None = Field(default=None, ge=1)
     """At once, in the whole cluster; further ones wait."""
     queued: int | None = Field(default=None, ge=0)
-    """Waiting at once; further ones are refused."""
+    """Waiting at once, in the whole cluster, where `running` is bounded; further ones are refused."""
     created_per_hour: int | None = Field(default=None, ge=1)
+    """In any hour, in the whole cluster."""
     weight: int = Field(default=1, ge=1, le=100)
     """Its share of the turns while all places are taken, against that of others."""
+
+    @property
+    def live(self) -> int | None:
+        """How many may run or wait at once."""
+        return None if self.running is None or self.queued is None else self.running + self.queued
 
 
 NO_QUOTA = Quota()

@@ -199,7 +199,7 @@ class Sessions:
         """End calls of a session that runs, see `cancelling.cancel_calls`."""
         return await cancelling.cancel_calls(entry, name, self._floor.held(entry.session_id), self._afar)
 
-    async def say(self, entry: Entry, text: str, principal: Principal) -> None:
+    async def say(self, entry: Entry, text: str) -> None:
         """Hand a person's message to a session: to one that runs behind what it does, to one that has ended anew.
 
         Raises:
@@ -214,9 +214,11 @@ class Sessions:
             await self._afar.ask(entry, Wish(kind="message", text=text))
             return
         self._floor.demand_open()
-        self._maker.quotas.demand_room(principal, is_new=False)
         try:
-            await self._floor.go_on(entry, text)
+            # Whoever says it, the session counts as its owner's.
+            owner = self._floor.principal(entry.record.principal)
+            async with self._floor.quotas.room(owner, entry.session_id, is_new=False):
+                await self._floor.go_on(entry, text)
         except SandhogError as exc:
             raise exc if isinstance(exc, Refused) else Refused(Code.CONFLICT, str(exc)) from exc
 

@@ -1,4 +1,4 @@
-"""Tell others that a session has ended: floor → **webhooks** → their server.
+"""Tell others that a session or a batch has ended: floor, batch → **webhooks** → their server.
 
 At least once: what was not confirmed is sent again, also by the next process. The address is looked up here and
 judged, and what was judged is connected to.
@@ -13,6 +13,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit, urlunsplit
 
@@ -34,6 +35,15 @@ LATEST = timedelta(hours=24)
 """Of a session that ended longer ago nobody is told any more."""
 MARKER = "webhook.json"
 """In the session's directory, once its webhook was told or given up."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What came of telling somebody."""
+
+    tries: int
+    error: str
+    """Why the last try did not reach them; "" where it did."""
 
 
 class Webhooks:
@@ -78,26 +88,37 @@ class Webhooks:
 
     async def _deliver(self, entry: Entry, webhook: Webhook) -> None:
         body = json.dumps({"event": "session_ended", "session": view_of(entry).model_dump(mode="json")}).encode()
-        said = ""
-        for number, pause_s in enumerate(self._pauses_s, start=1):
-            await self._sleep(pause_s)
-            async with self._room:
-                said = await self._try(webhook, body, f"{entry.session_id}/{entry.facts.ended_at}")
-            if not said:
-                break
-            log.info("webhook of %s, try %d: %s", entry.session_id, number, said)
-        else:
-            log.warning("webhook of %s is given up: %s", entry.session_id, said)
-        marker = json.dumps({"told": not said, "tries": number, "error": said}).encode()
+        done = await self.deliver(webhook, body, f"{entry.session_id}/{entry.facts.ended_at}")
+        if done.error:
+            log.warning("webhook of %s is given up: %s", entry.session_id, done.error)
+        marker = json.dumps({"told": not done.error, "tries": done.tries, "error": done.error}).encode()
         try:
             await asyncio.to_thread(replace_file, entry.directory / MARKER, marker)
         except OSError as exc:
             log.warning("webhook of %s: that it was told cannot be kept: %s", entry.session_id, exc)
 
+    async def deliver(self, webhook: Webhook, body: bytes, name: str) -> Delivery:
+        """Send a body, signed, until it is confirmed or given up.
+
+        Args:
+            webhook: Where to, and what signs it.
+            body: JSON.
+            name: The same at each try and no other delivery's, so that who is told twice can know it.
+        """
+        said = ""
+        for number, pause_s in enumerate(self._pauses_s, start=1):
+            await self._sleep(pause_s)
+            async with self._room:
+                said = await self._try(webhook, body, name)
+            if not said:
+                break
+            log.info("webhook of %s, try %d: %s", name, number, said)
+        return Delivery(number, said)
+
     async def _try(self, webhook: Webhook, body: bytes, delivery: str) -> str:
         """Return why the webhook could not be told; "" when it was."""
         try:
-            address = await self._address(webhook.url)
+            address = await self.address(webhook.url)
         except (OSError, ValueError) as exc:
             return f"its address cannot be used: {exc}"
         parts = urlsplit(webhook.url)
@@ -128,7 +149,7 @@ class Webhooks:
             return f"it does not answer: {exc or type(exc).__name__}"
         return "" if 200 <= status < 300 else f"it answered {status}"
 
-    async def _address(self, url: str) -> str:
+    async def address(self, url: str) -> str:
         """Return the address to connect to.
 
         Raises:

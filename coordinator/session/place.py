@@ -165,6 +165,7 @@ class SessionPlace:
                 run_id=run_id,
                 bounds=dict(prepared.bounds),
                 image_id=prepared.image_id,
+                versions=dict(node.versions),
             )
         )
         return Seat(

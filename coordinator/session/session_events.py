@@ -105,6 +105,8 @@ class SessionPlaced(EventFields):
     """How each writable place of the box is bounded, and to what: `{"/tmp": "tmpfs, 512 MiB"}`."""
     image_id: str = ""
     """Digest of the image that the box runs on."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of what the node runs calls with, as `NodeLife` has them; empty where it does not say."""
 
 
 class BoxReplaced(EventFields):

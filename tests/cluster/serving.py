@@ -43,7 +43,8 @@ class Server:
 @contextmanager
 def serving(script: Script, state_dir: Path, until: Until, **variables: str) -> Iterator[Server]:
     """A server against a scripted endpoint; nothing of one with a cluster of its own may be left."""
-    log = state_dir / "serve.log"
+    # There may be several on one volume.
+    log = state_dir / f"serve-{len(list(state_dir.glob('serve-*.log')))}.log"
     with ScriptedEndpoint(script) as endpoint, log.open("w") as output:
         proofs = {"SANDHOG_PROOFS_DIR": os.environ.get("SANDHOG_PROOFS_DIR", "")}
         known = environment(endpoint, state_dir, **proofs, SANDHOG_API_TOKEN=TOKEN, **variables)

@@ -15,6 +15,7 @@ from coordinator.batch.lines import ResultLine, Results
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
 from tests.cluster.commands import SECRET, ended, leftovers, started
 from tests.conftest import Until
+from tests.receiving import receiving
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -126,6 +127,11 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
     assert json.loads(repeated) == summary
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["model"] == "scripted"
+    digests = {line["image_id"] for line in lines(out) if line["image_id"]}
+    assert {digest for known in manifest["ran_on"]["images"].values() for digest in known} == digests
+    ((versions,),) = manifest["ran_on"]["nodes"].values()
+    assert {"sandhog", "python", "kernel", "engine", "containerd", "runc"} <= versions.keys()
+    assert len(list(out.glob("manifest-*.json"))) == 1
     assert SECRET not in (out / "manifest.json").read_text() + (out / "results.jsonl").read_text() + err
     assert leftovers(state_dir) == []
 
@@ -135,8 +141,10 @@ def test_an_interrupted_batch_ends_in_order_and_goes_on_where_it_was(
 ) -> None:
     rows = [{"id": "quick", "prompt": "go"}, *({"id": f"t{number}", "prompt": "slow"} for number in range(3))]
     tasks, out = written(tmp_path / "tasks.jsonl", *rows), tmp_path / "out"
-    with ScriptedEndpoint(model) as endpoint:
-        with batch(endpoint, state_dir, tasks, "--out", str(out), "-j", "2") as process:
+    with ScriptedEndpoint(model) as endpoint, receiving() as receiver:
+        url = f"http://127.0.0.1:{receiver.server_address[1]}/"
+        told = {"SANDHOG_WEBHOOK_PRIVATE": '["127.0.0.1"]', "SANDHOG_WEBHOOK_SECRET": "signs-what-is-told"}
+        with batch(endpoint, state_dir, tasks, "--out", str(out), "-j", "2", "--webhook", url, **told) as process:
             until(lambda: len(lines(out)) == 1 and len(endpoint.requests) >= 4, "two tasks run", END_S)
             assert process.poll() is None
             with pytest.raises(subprocess.TimeoutExpired):
@@ -145,6 +153,9 @@ def test_an_interrupted_batch_ends_in_order_and_goes_on_where_it_was(
             said, err = process.communicate(timeout=END_S)
         assert process.returncode == 130, err
         assert json.loads(said)["runs"] == 1
+        (_, body), *more = receiver.got
+        assert more == []
+        assert {"outcome": "interrupted", "left": 3, "runs": 1}.items() <= json.loads(body)["batch"].items()
         assert [line["id"] for line in lines(out)] == ["quick"]
         assert leftovers(state_dir) == []
         first = lines(out)[0]

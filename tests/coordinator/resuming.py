@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.cluster.approval_requests import Requests
+from coordinator.cluster.counts import Counts
 from coordinator.cluster.execute import Executor, Job, OnOutcome
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.parts import Cluster
@@ -117,6 +118,7 @@ async def in_memory_cluster(redis_url: str, state_dir: Path, coordinator: str = 
             ownership=ownership,
             wishes=Wishes(client),
             turns=Turns(client),
+            counts=Counts(client),
         )
     await client.aclose()
 

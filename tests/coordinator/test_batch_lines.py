@@ -8,14 +8,18 @@ import pytest
 
 from coordinator.batch.compare import Comparison
 from coordinator.batch.lines import RESULTS, RETRIED, CheckLine, ErrorLine, ResultLine, Results, read_lines
-from coordinator.batch.manifest import masked
+from coordinator.batch.manifest import keep_ran_on, masked, write_manifest
 from coordinator.batch.predictions import write_predictions
+from coordinator.batch.ran_on import RanOn
+from coordinator.batch.requests import Defaults
 from coordinator.batch.summary import Summary
 from coordinator.batch.verdict import infrastructure_failure
 from coordinator.endpoint.reply import Usage
 from coordinator.errors import ConfigError
 from coordinator.session.checks import reward_of
+from coordinator.session.model_table import ModelTable
 from coordinator.session.result import SessionResult
+from coordinator.session.session_events import SessionPlaced
 from worker.contract.checks import CheckOutcome
 
 
@@ -190,6 +194,40 @@ def test_a_manifest_holds_no_values_of_variables_and_headers() -> None:
     assert masked(given) == [
         "batch", "--env", "TOKEN=…", "--env=OTHER=…", "--header", "X=…", "--env", "NAME", "--out", "a=b",
     ]  # fmt: skip
+
+
+def placed(node: str, image_id: str, **versions: str) -> SessionPlaced:
+    return SessionPlaced(node=node, incarnation="1", run_id="r", image_id=image_id, versions=versions)
+
+
+def written_manifest(directory: Path) -> RanOn:
+    tasks = directory / "tasks.jsonl"
+    tasks.touch()
+    defaults = Defaults(image="i", profile="medium")
+    return write_manifest(
+        directory, tasks=tasks, defaults=defaults, model="m", base_url=None, models=ModelTable(), flags={}
+    )
+
+
+def test_a_manifest_names_what_was_run_on_and_a_batch_that_goes_on_keeps_it(tmp_path: Path) -> None:
+    ran = written_manifest(tmp_path)
+    assert ran == RanOn()
+    for node in ("a", "a", "old"):
+        ran.note("i", placed(node, "sha256:1", **({"sandhog": "1"} if node == "a" else {})))
+        keep_ran_on(tmp_path, ran)
+    again = written_manifest(tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_bytes())["ran_on"] == ran.model_dump(), "nothing has run yet"
+    again.note("i", placed("a", "sha256:2", sandhog="2"))
+    again.note("other", placed("b", "sha256:3", sandhog="2"))
+    keep_ran_on(tmp_path, again)
+    kept = json.loads((tmp_path / "manifest.json").read_bytes())
+    assert kept["ran_on"] == {
+        "images": {"i": ["sha256:1", "sha256:2"], "other": ["sha256:3"]},
+        "nodes": {"a": [{"sandhog": "1"}, {"sandhog": "2"}], "old": [], "b": [{"sandhog": "2"}]},
+    }
+    assert kept["image"] == "i", "the rest stays"
+    (tmp_path / "manifest.json").write_text('{"image": "of an earlier release"}')
+    assert written_manifest(tmp_path) == RanOn()
 
 
 def test_a_check_that_said_nothing_is_no_verdict() -> None:

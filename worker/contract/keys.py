@@ -128,6 +128,18 @@ PLACES_OF = f"{PREFIX}places_of:"
 """Begins the sorted set of the sessions by which a principal with a ceiling has places (score: expiry)."""
 PLACE_HOLDERS = f"{PREFIX}place_holders"
 """Hash of these sessions' principals."""
+
+
+def created(principal: str) -> str:
+    """Return the sorted set of the sessions that a principal made within an hour (score: when, Unix seconds)."""
+    return f"{PREFIX}created:{principal}"
+
+
+def live(principal: str) -> str:
+    """Return the sorted set of a principal's sessions that run or wait (score: expiry, Unix seconds)."""
+    return f"{PREFIX}live:{principal}"
+
+
 DRAINED = f"{PREFIX}drained"
 """Set of the names of nodes that an operator lets have no new sessions."""
 

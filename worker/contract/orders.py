@@ -367,3 +367,6 @@ class NodeLife(Contract):
     """Without its lease for so long, it lets its boxes stand still; another node may have their sessions after that."""
     tools: str = ""
     """Digest of its own tools, see `tools.loading`; "" where it has none."""
+    versions: dict[str, str] = {}
+    """Of what calls run on, as this life found it: sandhog, python, kernel, and the engine's parts. None from a node
+    that does not say."""

@@ -1,54 +1,18 @@
 import asyncio
-import hashlib
-import hmac
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from coordinator.service.webhooks import MARKER, Webhooks, is_public
 from tests.coordinator.api.conftest import Serves, code, prompt
-
-
-class Receiver(ThreadingHTTPServer):
-    """Takes webhooks: the first ones with these statuses, the others with 200."""
-
-    def __init__(self, statuses: list[int]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.statuses = statuses
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        self.has_all = threading.Event()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
-        status = self.server.statuses.pop(0) if self.server.statuses else 200
-        self.send_response(status)
-        self.send_header("Location", "http://127.0.0.1:9/elsewhere")
-        self.end_headers()
-        if status == 200:
-            self.server.has_all.set()
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
+from tests.receiving import Receiver, is_signed, receiving
 
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    server = Receiver([500, 302])
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with receiving(500, 302) as server:
+        yield server
 
 
 async def no_pause(seconds: float) -> None:
@@ -65,8 +29,7 @@ async def test_the_end_is_told_signed_and_again_until_it_is_heard(serve: Serves,
     assert await asyncio.to_thread(receiver.has_all.wait, 60)
     assert len(receiver.got) == 3, "a failure and a redirect are no yes, and the redirect is not followed"
     headers, body = receiver.got[-1]
-    moment, _, digest = headers["sandhog-signature"].removeprefix("t=").partition(",v1=")
-    assert hmac.new(secret.encode(), f"{moment}.".encode() + body, hashlib.sha256).hexdigest() == digest
+    assert is_signed(headers, body, secret)
     told = json.loads(body)
     assert (told["event"], told["session"]["status"]) == ("session_ended", "completed")
     assert headers["host"] == f"localhost:{receiver.server_address[1]}"
