@@ -79,9 +79,9 @@ class Call(BaseModel):
 
 
 class Calls(Body):
-    """An assistant message's calls; the message may be sent as it is."""
+    """An assistant message's calls; the message may be sent as it is, whatever else is in it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [CALLS_EXAMPLE]})
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [CALLS_EXAMPLE]})
 
     tool_calls: Annotated[list[Call], Field(min_length=1, max_length=MAX_CALLS)]
     step: Annotated[int, Field(ge=0, le=10**15)] | Annotated[str, IdempotencyKey] | None = None

@@ -30,7 +30,7 @@ from coordinator.service.journal import Line as EventLine
 from coordinator.service.kept import copy_dir
 from coordinator.service.making import Maker
 from coordinator.service.models import Models
-from coordinator.service.posted import Caller
+from coordinator.service.posted import Caller, ended
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
@@ -204,8 +204,8 @@ class Sessions:
         if held is not None:
             held.say(text)
             return
+        self._demand_model(entry)
         if not entry.facts.has_ended:
-            self._demand_model(entry)
             await self._afar.ask(entry, Wish(kind="message", text=text))
             return
         self._floor.demand_open()
@@ -241,10 +241,10 @@ class Sessions:
         return held.limits
 
     async def caller(self, entry: Entry) -> Caller:
-        """Return whoever posts a session's calls; also of one that has ended here not long ago.
+        """Return whoever posts a session's calls; of one that has ended, with the answers of its last step.
 
         Raises:
-            Refused: it has a model, or does not run here.
+            Refused: it has a model, or it runs elsewhere, or the volume cannot be read.
         """
         if entry.record.loop != "none":
             fix = "Make one with `loop: none`."
@@ -253,7 +253,7 @@ class Sessions:
         if held is not None and held.caller is not None:
             return held.caller
         if entry.facts.has_ended:
-            raise Refused(Code.CONFLICT, f"Session {entry.session_id} has ended: it takes no calls any more.")
+            return await on_volume(ended, entry.directory)
         raise await self._afar.elsewhere(entry)
 
     def workspace(self, entry: Entry) -> Path:
