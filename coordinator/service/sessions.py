@@ -202,7 +202,7 @@ class Sessions:
         """
         held = self._floor.held(entry.session_id)
         if held is not None:
-            held.say(text)
+            await held.messages.keep(held.say(text))
             return
         self._demand_model(entry)
         if not entry.facts.has_ended:
