@@ -139,3 +139,22 @@ async def test_an_assistant_message_is_taken_as_a_library_writes_it(served: Serv
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
     answers = await post(client, path, {**message, "function_call": None, **calls()})
     assert answers.status_code == 200, answers.text
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%2Fb", "x%20", "..."])
+async def test_the_location_of_a_step_leads_to_it_whatever_its_name(served: Served, name: str) -> None:
+    client = served.client()
+    path = await own_loop(client)
+    running = await post(client, path, {**calls("Bash", command="true"), "step": name}, wait=0)
+    assert running.status_code == 202, running.text
+    found = await client.get(running.headers["location"])
+    assert (found.status_code, found.json()["step"]) == (202, name), found.text
+
+
+@pytest.mark.parametrize("name", ["a/b", "/", ".", ".."])
+async def test_a_name_that_no_path_can_hold_is_refused(served: Served, name: str) -> None:
+    client = served.client()
+    path = await own_loop(client)
+    for refused in (await post(client, path, {**calls(), "step": name}), await post(client, path, calls(), key=name)):
+        assert (refused.status_code, code(refused)) == (422, "INVALID")
+    assert (await client.get(path)).json()["step"] == 0
