@@ -5,9 +5,9 @@ The volume is the store of record: what is kept here can be made anew from it.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class Filter:
     """Which sessions are asked for; None takes all."""
 
     status: frozenset[Status] | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: frozenset[tuple[str, str]] = frozenset()
+    """Names and values, all of which it has."""
     principal: str | None = None
     since: datetime | None = None
 
@@ -358,4 +359,4 @@ def _fits(entry: Entry, principal: Principal, wanted: Filter) -> bool:
         return False
     if wanted.since is not None and record.created_at < wanted.since:
         return False
-    return all(record.labels.get(name) == value for name, value in wanted.labels.items())
+    return wanted.labels <= record.labels.items()
