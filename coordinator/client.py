@@ -12,7 +12,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -330,7 +330,7 @@ class Client:
                 response.read()
                 raise _error(response)
             fields: dict[str, str] = {}
-            for line in response.iter_lines():
+            for line in _lines(response.iter_text()):
                 if line.startswith(":"):
                     continue
                 if line:
@@ -343,6 +343,14 @@ class Client:
 
 def _path(session_id: str) -> str:
     return f"/v1/sessions/{quote(session_id, safe='')}"
+
+
+def _lines(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield a stream's lines. Text may hold other characters that end lines elsewhere, as U+2028."""
+    rest = ""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split("\n")
+        yield from (line.removesuffix("\r") for line in lines)
 
 
 def _plain(call: Mapping[str, Any] | Any) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """How large a request may be: server → **bounds** → app. Plain ASGI, so that nothing is read that is not wanted."""
 
+import asyncio
+from contextlib import suppress
+
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -7,6 +10,10 @@ from coordinator.api.errors import error_response
 from coordinator.service.refusals import Code, Refused
 
 MAX_PATH_BYTES = 8_000
+MAX_DROPPED_BYTES = 16 * 1024 * 1024
+DROP_S = 5.0
+"""How much of a body that is too large is read, and how long, only so that its sender comes to read the answer: a
+connection that is closed on what was sent is reset, and the answer with it."""
 
 
 class _TooLarge(HTTPException):
@@ -47,6 +54,7 @@ class Bounds:
         )
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > most:
+            await _drop(scope, receive)
             await refusal(scope, receive, send)
             return
         received, has_answered = 0, False
@@ -68,4 +76,18 @@ class Bounds:
             await self._app(scope, counted, noted)
         except _TooLarge:
             if not has_answered:
+                await _drop(scope, receive)
                 await refusal(scope, receive, send)
+
+
+async def _drop(scope: Scope, receive: Receive) -> None:
+    """Read what is left of a body, within bounds; nothing where its sender asked first whether it is wanted."""
+    if b"expect" in dict(scope["headers"]):
+        return
+    dropped, is_more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DROP_S):
+            while is_more and dropped < MAX_DROPPED_BYTES:
+                message = await receive()
+                dropped += len(message.get("body", b""))
+                is_more = message.get("more_body", False)

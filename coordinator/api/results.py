@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict
+from starlette.convertors import PathConvertor, register_url_convertor
 
 from coordinator.api.asked import Named, Service
 from coordinator.api.errors import ErrorBody
@@ -17,6 +18,15 @@ router = APIRouter(
     tags=["results"],
     responses={code: {"model": ErrorBody} for code in (401, 404, 409, 422, 503)},
 )
+
+
+class _AnyPath(PathConvertor):
+    """A path whose names may hold newlines."""
+
+    regex = r"[\s\S]*"
+
+
+register_url_convertor("any_path", _AnyPath())
 
 NO_SNIFFING = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -39,7 +49,7 @@ class Names(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     names: list[str]
-    """Sorted; those of directories end in `/`."""
+    """Sorted; those of directories end in `/`, and U+FFFD stands for what is not UTF-8: `…/tree` has such files."""
     is_cut: bool
     """There are more."""
 
@@ -51,7 +61,7 @@ async def directory(entry: Named, service: Service) -> Response:
 
 
 @router.get(
-    "/files/{path:path}",
+    "/files/{path:any_path}",
     response_model=Names,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "A file's content."}},
 )

@@ -1,7 +1,7 @@
 """Routes that make, find, watch and end sessions."""
 
 from datetime import UTC, datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -38,6 +38,12 @@ class Created(SessionView):
     """Signs what the webhook is sent; told this once."""
 
 
+FOUND_AGAIN: dict[int | str, dict[str, Any]] = {
+    200: {"model": Created, "description": "Its idempotency key stands for this session already."},
+    403: {"model": ErrorBody},
+}
+
+
 class Page(BaseModel):
     """Some sessions, the newest first."""
 
@@ -48,7 +54,7 @@ class Page(BaseModel):
     """Give it as `after` to get the next page; null on the last one."""
 
 
-@router.post("", status_code=201, response_model=Created)
+@router.post("", status_code=201, response_model=Created, responses=FOUND_AGAIN)
 async def create(
     wanted: NewSession,
     service: Service,
@@ -64,7 +70,7 @@ async def create(
     return await _created(service, response, entry, is_new=is_new)
 
 
-@router.post("/{session_id}/fork", status_code=201, response_model=Created)
+@router.post("/{session_id}/fork", status_code=201, response_model=Created, responses=FOUND_AGAIN)
 async def fork(
     entry: Named,
     wanted: NewFork,
@@ -94,7 +100,7 @@ async def find(
     after: Annotated[str | None, Query(max_length=100, description="`next` of the page before.")] = None,
 ) -> Page:
     """List your sessions, the newest first."""
-    labels = dict(_label(text) for text in label or [])
+    labels = frozenset(_label(text) for text in label or [])
     moment = since.replace(tzinfo=UTC) if since is not None and since.tzinfo is None else since
     wanted = Filter(frozenset(status) if status else None, labels, principal, moment)
     found, following = await service.page(asker, wanted, limit=limit, after=after)

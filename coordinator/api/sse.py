@@ -25,7 +25,8 @@ async def stream(sessions: Sessions, entry: Entry, after: EventId) -> AsyncItera
         if isinstance(item, Line):
             yield _message(item.type, json.dumps(item.fields, separators=(",", ":")), str(item.id))
         elif item is not None:
-            yield _message(item.type, item.model_dump_json())
+            # As ASCII, like the kept ones: some readers end lines also at U+2028 and its like.
+            yield _message(item.type, json.dumps(item.model_dump(mode="json"), separators=(",", ":")))
         elif clock() - sent_at < KEEP_ALIVE_S:
             continue
         else:

@@ -1,6 +1,7 @@
 """Routes of sessions whose loop is the caller's: `tool_calls` in, `role: tool` messages out."""
 
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -10,6 +11,7 @@ from coordinator.api.asked import Named, Service
 from coordinator.api.errors import ErrorBody
 from coordinator.endpoint.reply import RawCall
 from coordinator.service.posted import PostedStep
+from coordinator.service.refusals import Code, Refused
 from coordinator.service.wanted import Body, IdempotencyKey, Text
 
 MAX_WAIT_S = 600.0
@@ -79,14 +81,15 @@ class Call(BaseModel):
 
 
 class Calls(Body):
-    """An assistant message's calls; the message may be sent as it is."""
+    """An assistant message's calls; the message may be sent as it is, whatever else is in it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [CALLS_EXAMPLE]})
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [CALLS_EXAMPLE]})
 
     tool_calls: Annotated[list[Call], Field(min_length=1, max_length=MAX_CALLS)]
     step: Annotated[int, Field(ge=0, le=10**15)] | Annotated[str, IdempotencyKey] | None = None
     """Yours, counted up with each message: the same step with the same calls is run once. An Idempotency-Key header is
-    the same. With neither, the calls' ids tell a repeated request from a new one."""
+    the same. With neither, the calls' ids tell a repeated request from a new one. A name stands in a path: it has no
+    slash, and is neither `.` nor `..`."""
     role: Literal["assistant"] = "assistant"
     content: JsonValue = None
     """Not looked at."""
@@ -138,6 +141,9 @@ async def post_calls(
     step with other calls is 409. What takes longer than `wait` is answered 202, and fetched below `Location`.
     """
     name = str(body.step) if body.step is not None else idempotency_key
+    if name is not None and ("/" in name or name in (".", "..")):
+        words = f"A step's name stands in a path, where {name!r} cannot: it holds a slash, or is a path itself."
+        raise Refused(Code.INVALID, words, "Give the step a name without.")
     caller = await service.caller(entry)
     step = caller.post(name, [call.at(index) for index, call in enumerate(body.tool_calls)])
     return await _answers(entry, step, wait, response)
@@ -163,7 +169,7 @@ async def _answers(entry: Named, step: PostedStep, wait_s: float, response: Resp
     await step.wait(wait_s)
     if not step.done.is_set():
         response.status_code = 202
-        response.headers["Location"] = f"/v1/sessions/{entry.session_id}/tool_calls/{step.name}"
+        response.headers["Location"] = f"/v1/sessions/{entry.session_id}/tool_calls/{quote(step.name, safe='')}"
         response.headers["Retry-After"] = "1"
     messages = [ToolMessage.model_validate(message) for message in step.messages]
     return Answers(step=step.name, status="done" if step.done.is_set() else "running", messages=messages)

@@ -81,8 +81,11 @@ class CallerLoop(SessionLoop):
         self.emit(ReplyTaken(call_ids=step.ids))
         await self.sync()
         calls = plan(step.calls, step.ids, self.registry)
-        stop = asyncio.Event()
-        watching = asyncio.create_task(_set_when_any(stop, cancelled, step.cancelled))
+        ended, stop = asyncio.Event(), asyncio.Event()
+        watching = (
+            asyncio.create_task(self._stop_in_time(cancelled, ended)),
+            asyncio.create_task(_set_when_any(stop, ended, step.cancelled)),
+        )
         try:
             if all(call.refusal is not None for call in calls):
                 self.spend.calls += len(self.steps.refuse(step.number, calls))
@@ -93,11 +96,13 @@ class CallerLoop(SessionLoop):
                 self.steps.refuse(step.number, calls, f"there is no box ({exc})")
                 raise
             if place is None:
-                self.steps.refuse(step.number, calls, "it was cancelled before it could")
+                is_cancelled = cancelled.is_set() or step.cancelled.is_set()
+                why = "it was cancelled" if is_cancelled else "the session's time was over"
+                self.steps.refuse(step.number, calls, f"{why} before it could")
                 return
             self.spend.calls += len(await self.steps.run(step.number, self._within_limit(calls), place, stop))
         finally:
-            await end(watching)
+            await end(*watching)
 
 
 async def _set_when_any(stop: asyncio.Event, *events: asyncio.Event) -> None:

@@ -19,7 +19,7 @@ class Listing:
     """What a directory holds."""
 
     names: tuple[str, ...]
-    """Sorted; those of directories end in `/`."""
+    """Sorted; those of directories end in `/`, and U+FFFD stands for what is not UTF-8."""
     is_cut: bool
     """There are more."""
 
@@ -75,5 +75,7 @@ def _listing(descriptor: int) -> Listing:
         for entry in entries:
             if len(names) == MAX_ENTRIES:
                 return Listing(tuple(sorted(names)), is_cut=True)
-            names.append(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else ""))
+            # Names are bytes to the volume; what is not UTF-8 of one can only be shown.
+            shown = os.fsencode(entry.name).decode("utf-8", "replace")
+            names.append(shown + ("/" if entry.is_dir(follow_symlinks=False) else ""))
     return Listing(tuple(sorted(names)), is_cut=False)

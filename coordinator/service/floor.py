@@ -18,6 +18,7 @@ from coordinator.service.entries import Entry, Index
 from coordinator.service.granting import grant
 from coordinator.service.held import Held, Shared
 from coordinator.service.line import Line
+from coordinator.service.messages import Messages, forget_messages, heard_in, kept_messages
 from coordinator.service.models import Models
 from coordinator.service.principals import Principal
 from coordinator.service.quotas import Quotas
@@ -117,15 +118,23 @@ class Floor:
         """Return what this process has of a session that waits or runs here; None of any other."""
         return self._held.get(session_id)
 
-    async def begin(self, entry: Entry, wanted: NewSession, request: SessionRequest, principal: Principal) -> None:
-        """Let a new session wait for its turn.
+    async def begin(
+        self,
+        entry: Entry,
+        wanted: NewSession,
+        request: SessionRequest,
+        principal: Principal,
+        messages: Messages | None = None,
+    ) -> None:
+        """Let a new session wait for its turn; `messages` is what was said to it before, at an earlier process.
 
         Raises:
             Refused: it has no model.
         """
-        model = self.model_of(wanted.loop, wanted.model)
+        held = Held(entry, request, self.model_of(wanted.loop, wanted.model), principal)
+        held.messages = messages or held.messages
         entry.is_ours = True
-        self._hold(Held(entry, request, model, principal))
+        self._hold(held)
 
     async def take_up(self, entry: Entry) -> None:
         """Let a session wait that was waiting when its process ended."""
@@ -135,24 +144,31 @@ class Floor:
             entry.record = entry.record.model_copy(update={"coordinator": self._cluster.ownership.coordinator})
             await asyncio.to_thread(write_record, entry.directory, entry.record)
             if entry.record.forked_from is not None:
-                await self.go_on(entry, wanted.prompt)
+                await self.go_on(entry, wanted.prompt, is_again=True)
                 return
             principal = self.principal(entry.record.principal)
             request = await asyncio.to_thread(self._admission.admit, wanted, principal)
-            await self.begin(entry, wanted, request, principal)
+            messages = await asyncio.to_thread(kept_messages, entry.directory, 0)
+            await self.begin(entry, wanted, request, principal, messages)
         except SandhogError as exc:
             entry.facts.fail(f"it waited when the server ended, and may not begin now: {exc}")
 
-    async def go_on(self, entry: Entry, text: str) -> None:
+    async def go_on(self, entry: Entry, text: str, *, is_again: bool = False) -> None:
         """Let a session that has ended wait for its turn to hear a message.
+
+        Args:
+            entry: The session.
+            text: The message.
+            is_again: It waited for this one before: where messages are kept, it is the first of them.
 
         Raises:
             SandhogError: it cannot go on.
         """
         found = await asyncio.to_thread(find, self._cluster.state_dir, entry.session_id)
-        held = self._continued(entry, found)
+        held = await self._continued(entry, found)
         check(found, held.request, message=text)
-        held.messages.append(text)
+        if not (is_again and held.messages):
+            await held.messages.keep(held.messages.add(text))
         # What was wanted of it before it ended came too late.
         await self._cluster.wishes.drop(entry.session_id)
         entry.is_ours = True
@@ -228,15 +244,16 @@ class Floor:
         self._hearing.look(held.entry.session_id)
 
     async def _run(self, held: Held) -> None:
-        entry = held.entry
+        entry, has_run = held.entry, False
         try:
             await held.run(self._shared)
+            has_run = True
         except (SandhogError, OSError) as exc:
             # Its transcript cannot be made, or another process has the session.
             log.warning("session %s could not be begun: %s", entry.session_id, exc)
             entry.facts.fail(str(exc))
         finally:
-            await asyncio.to_thread(entry.let_go)
+            await asyncio.to_thread(_let_go, entry, has_run)
             if entry.facts.has_ended:
                 # Before anybody is told: whoever waited for its end may ask for another one at once.
                 await self.quotas.ended(held.principal, entry.session_id)
@@ -255,21 +272,23 @@ class Floor:
         entry = await asyncio.to_thread(self._index.get, adopted.session_id)
         if entry is None:
             raise TranscriptError(f"session {adopted.session_id} is not on the volume")
-        held = self._continued(entry, adopted)
+        held = await self._continued(entry, adopted)
         entry.is_ours = True
         self._held[entry.session_id] = held
         self.line.begin(entry.session_id, held.principal.name)
         self._start(held)
 
-    def _continued(self, entry: Entry, found: Resumable | Adopted) -> Held:
-        """Return a session that somebody had before, under what its principal may have now."""
+    async def _continued(self, entry: Entry, found: Resumable | Adopted) -> Held:
+        """Return a session that somebody had before, under what its principal may have now, and its messages."""
         principal = self.principal(entry.record.principal)
         saved, ceiling = found.saved.to_request(self._admission.models), principal.allowance.ceiling
         tools = [one for one in (saved.ceiling.tools, ceiling.tools) if one is not None]
         both = frozenset.intersection(*tools) if tools else None
         request = replace(saved, ceiling=ceiling.model_copy(update={"tools": both}))
         model = self.model_of(entry.record.loop, found.saved.to_model(None).model)
-        return Held(entry, request, model, principal, found)
+        held = Held(entry, request, model, principal, found)
+        held.messages = await asyncio.to_thread(kept_messages, entry.directory, heard_in(found.reading.entries))
+        return held
 
     def principal(self, name: str) -> Principal:
         """Return a principal as it is now.
@@ -281,3 +300,12 @@ class Floor:
         if principal is None:
             raise Refused(Code.NOT_FOUND, f"Its principal {name} is no more.")
         return principal
+
+
+def _let_go(entry: Entry, has_run: bool) -> None:
+    """Let go of a session; where it has run to its end nothing more is to be heard. Blocks for the volume."""
+    entry.let_go()
+    # Not where another process has it: what is kept is that one's.
+    if has_run and entry.facts.has_ended:
+        with contextlib.suppress(OSError):
+            forget_messages(entry.directory)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from coordinator.cluster.wishes import Told, Wish
 from coordinator.errors import ConfigError
 from coordinator.service.held import Held
+from coordinator.service.messages import Message
 from coordinator.service.refusals import Code, Refused
 from coordinator.session.cancelling import calls_cancelled
 from coordinator.session.copying import copied
@@ -33,7 +34,7 @@ def grant(
             case "cancel":
                 cancel(held)
             case "message":
-                held.say(wish.text)
+                return _kept(held, held.say(wish.text))
             case "finish":
                 held.finish(wish.text)
             case "limits":
@@ -44,7 +45,19 @@ def grant(
             case "cancel_calls":
                 return calls_cancelled(held.steps, wish)
     except Refused as exc:
-        return Told(refusal=exc.code, message=exc.message, fix=exc.fix)
+        return _refused(exc)
     except (ConfigError, ValidationError) as exc:
         return Told(refusal=Code.INVALID, message=str(exc))
     return Told()
+
+
+async def _kept(held: Held, message: Message) -> Told:
+    try:
+        await held.messages.keep(message)
+    except Refused as exc:
+        return _refused(exc)
+    return Told()
+
+
+def _refused(exc: Refused) -> Told:
+    return Told(refusal=exc.code, message=exc.message, fix=exc.fix)

@@ -1,7 +1,6 @@
 """One session that waits or runs in this process: sessions → **held** → runner, and what is said to it meanwhile."""
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +9,7 @@ from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient
 from coordinator.service.caller_loop import CallerLoop
 from coordinator.service.entries import Entry
+from coordinator.service.messages import Message, Messages
 from coordinator.service.posted import Caller, restored
 from coordinator.service.principals import Principal
 from coordinator.service.records import write_record
@@ -26,8 +26,6 @@ from coordinator.session.session_events import TurnEnded
 from coordinator.session.step import StepRunner
 from coordinator.session.takeover import Adopted
 
-MAX_MESSAGES = 100
-"""Messages that wait for a session to have time for them."""
 BY_MESSAGE = "a message"
 
 
@@ -56,18 +54,19 @@ class Held:
     principal: Principal
     found: Resumable | Adopted | None = None
     """What an earlier owner left, adopted where it is ours already; None for a session that begins."""
-    messages: deque[str] = field(default_factory=deque)
-    """What was said to it and it has not had time for."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     runner: SessionRunner | None = None
     task: "asyncio.Task[None] | None" = None
     caller: Caller | None = None
     """Of a session without a model."""
+    messages: Messages = field(init=False)
+    """What was said to it and it has not had time for."""
     _said: asyncio.Event = field(default_factory=asyncio.Event)
     _is_finished: bool = False
     _takes_messages: bool = True
 
     def __post_init__(self) -> None:
+        self.messages = Messages(self.entry.directory)
         if self.entry.record.loop == "none":
             self.caller = Caller() if self.found is None else restored(self.found.reading.entries)
 
@@ -87,8 +86,11 @@ class Held:
         caller = self.caller
         return caller is not None and caller.farewell is None and (caller.last is None or caller.last.done.is_set())
 
-    def say(self, text: str) -> None:
+    def say(self, text: str) -> Message:
         """Hand a person's message on; the model gets it once it has answered what was said before.
+
+        Returns:
+            The message, to be kept before whoever said it is told that it was accepted.
 
         Raises:
             Refused: it takes none.
@@ -98,13 +100,12 @@ class Held:
         if self.cancelled.is_set() or self._is_finished or not self._takes_messages:
             words = f"Session {self.entry.session_id} is just ending."
             raise Refused(Code.CONFLICT, words, "Ask again once it has ended.", retry_after_s=2)
-        if len(self.messages) >= MAX_MESSAGES:
-            raise Refused(Code.TOO_MANY, f"{MAX_MESSAGES} messages wait already.", retry_after_s=10)
-        self.messages.append(text)
+        message = self.messages.add(text)
         self._go_on()
+        return message
 
     def finish(self, text: str) -> None:
-        """Let the session complete, once it does nothing.
+        """Let the session complete, once it has heard what was said to it and does nothing.
 
         Raises:
             Refused: a step is under way.
@@ -163,7 +164,7 @@ class Held:
                     model=self.model,
                     approver=self._approver,
                     sinks=[*self._sinks, *shared.sinks_of(self.entry)],
-                    message=self.messages.popleft(),
+                    message=self.messages.take(),
                     secrets=shared.hidden,
                     next_message=self._next_message,
                     by=BY_MESSAGE,
@@ -224,11 +225,11 @@ class Held:
         self._said.set()
 
     async def _next_message(self, turn: TurnEnded) -> str | None:
-        while not (self.cancelled.is_set() or self._is_finished):
+        while not self.cancelled.is_set():
             self._said.clear()
             if self.messages:
-                return self.messages.popleft()
-            if not self.stays_open:
+                return self.messages.take()
+            if self._is_finished or not self.stays_open:
                 break
             self.entry.facts.state = "idle"
             self.entry.wake()

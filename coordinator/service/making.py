@@ -42,9 +42,10 @@ class Maker:
             Refused: it may not be had, or its idempotency key stands for another one.
         """
         self._floor.demand_open()
-        request = await asyncio.to_thread(self._admission.admit, wanted, principal)
 
         async def make(session_id: str) -> Entry:
+            # Not before the key is looked at: what a session was made from, as an archive, may be gone by now.
+            request = await asyncio.to_thread(self._admission.admit, wanted, principal)
             return await self._make(session_id, wanted, request, principal)
 
         return await self.once(wanted.idempotency_key, principal, wanted.digest, make)

@@ -1,7 +1,7 @@
 """Steps whose calls come from outside: HTTP → **posted** → caller loop → `role: tool` messages.
 
 A step has a name; the same name with the same calls is the same step, however often it is posted. Its answers are kept
-until the next step is posted.
+until the next step is posted; its name stays taken for as long as the session lives.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from coordinator.endpoint.reply import RawCall
@@ -17,6 +18,7 @@ from coordinator.service.refusals import Code, Refused
 from coordinator.session.call_events import AnswerShortened, CallFinished
 from coordinator.session.events import Event
 from coordinator.session.history import settle_ids
+from coordinator.session.reading import read_session, segments
 from coordinator.session.step_events import ModelReplied
 from coordinator.session.transcript import Entry
 
@@ -67,6 +69,10 @@ class Caller:
         """The session's final text, once the caller has ended it."""
         self.changed = asyncio.Event()
         self._has_ended = False
+        self._names: set[bytes] = set()
+        """Digests of the names of all steps: the names themselves may be long, and there may be many."""
+        self._highest = -1
+        """The largest number that a step had for a name."""
 
     def post(self, name: str | None, calls: Sequence[RawCall]) -> PostedStep:
         """Return the step of these calls, a new one or the last one again.
@@ -75,9 +81,10 @@ class Caller:
             name: The step's; None: made of the calls and their ids, which must all be there then.
 
         Raises:
-            Refused: the name stands for other calls, or another step is under way, or the session has ended.
+            Refused: the name stands for other calls or a step before the last one, or another step is under way, or
+                the session has ended.
         """
-        digest = _digest(calls)
+        digest, is_named = _digest(calls), name is not None
         if name is None:
             if any(not call.id for call in calls):
                 words = "Calls without an id need a step, so that a repeated request is told from a new one."
@@ -88,16 +95,30 @@ class Caller:
             if last.digest != digest:
                 raise Refused(Code.CONFLICT, f"Step {name!r} was posted with other calls.", "Count the step up.")
             return last
+        if self._is_over(name):
+            # Whoever asks again has not heard of the answers; run once more, the calls would do their work twice.
+            if not is_named:
+                words = "These calls were posted before, with these ids, and other steps came behind them."
+                raise Refused(Code.CONFLICT, words, "Are they meant anew, give them ids of their own, or give `step`.")
+            raise Refused(Code.CONFLICT, f"Step {name} is over: other steps came behind it.", "Count the step up.")
         if self._has_ended or self.farewell is not None:
             raise Refused(Code.CONFLICT, "The session has ended: it takes no calls any more.")
         if last is not None and not last.done.is_set():
             words = f"Step {last.name!r} is still under way."
             raise Refused(Code.CONFLICT, words, "Wait for its answers, or cancel it.")
-        if last is not None and _number(name) is not None and (_number(name) or 0) < (_number(last.name) or 0):
-            raise Refused(Code.CONFLICT, f"Step {name} is over: step {last.name} came behind it.")
-        self.last = PostedStep(name, digest, tuple(calls))
+        step = PostedStep(name, digest, tuple(calls))
+        self.begin(step)
         self.changed.set()
-        return self.last
+        return step
+
+    def begin(self, step: PostedStep) -> None:
+        """Let a step be the last one."""
+        self.last = step
+        self._names.add(_name_digest(step.name))
+        self._highest = max(self._highest, _number(step.name))
+
+    def _is_over(self, name: str) -> bool:
+        return _name_digest(name) in self._names or -1 < _number(name) < self._highest
 
     def step(self, name: str) -> PostedStep:
         """Return the step of that name.
@@ -140,12 +161,16 @@ def _digest(calls: Sequence[RawCall]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def _number(name: str) -> int | None:
-    return int(name) if name.isdecimal() and len(name) <= 18 else None
+def _name_digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()[:16]
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isdecimal() and len(name) <= 18 else -1
 
 
 def restored(entries: Iterable[Entry]) -> Caller:
-    """Return the caller of a session as its transcript tells it: the last step, and what is answered of it."""
+    """Return the caller of a session as its transcript tells it: the last step, its answers, the names before it."""
     caller = Caller()
     for entry in entries:
         event = entry.event
@@ -154,7 +179,18 @@ def restored(entries: Iterable[Entry]) -> Caller:
             step = PostedStep(str(mark.get("name")), str(mark.get("digest")), event.calls, number=event.step)
             step.ids = settle_ids(event.calls, event.step)
             step.is_restored = True
-            caller.last = step
+            caller.begin(step)
         elif event is not None:
             caller(event)
+    return caller
+
+
+def ended(session_dir: Path) -> Caller:
+    """Return the caller of a session that has ended: it takes no calls, and gives the answers of the last step.
+
+    Raises:
+        TranscriptError: the session's transcript cannot be read.
+    """
+    caller = restored(read_session(session_dir).entries if segments(session_dir) else ())
+    caller.close()
     return caller

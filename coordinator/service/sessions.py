@@ -5,9 +5,9 @@ The volume is the store of record: what is kept here can be made anew from it.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from coordinator.service.journal import Line as EventLine
 from coordinator.service.kept import copy_dir
 from coordinator.service.making import Maker
 from coordinator.service.models import Models
-from coordinator.service.posted import Caller
+from coordinator.service.posted import Caller, ended
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
@@ -58,7 +58,8 @@ class Filter:
     """Which sessions are asked for; None takes all."""
 
     status: frozenset[Status] | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: frozenset[tuple[str, str]] = frozenset()
+    """Names and values, all of which it has."""
     principal: str | None = None
     since: datetime | None = None
 
@@ -207,10 +208,10 @@ class Sessions:
         """
         held = self._floor.held(entry.session_id)
         if held is not None:
-            held.say(text)
+            await held.messages.keep(held.say(text))
             return
+        self._demand_model(entry)
         if not entry.facts.has_ended:
-            self._demand_model(entry)
             await self._afar.ask(entry, Wish(kind="message", text=text))
             return
         self._floor.demand_open()
@@ -248,10 +249,10 @@ class Sessions:
         return held.limits
 
     async def caller(self, entry: Entry) -> Caller:
-        """Return whoever posts a session's calls; also of one that has ended here not long ago.
+        """Return whoever posts a session's calls; of one that has ended, with the answers of its last step.
 
         Raises:
-            Refused: it has a model, or does not run here.
+            Refused: it has a model, or it runs elsewhere, or the volume cannot be read.
         """
         if entry.record.loop != "none":
             fix = "Make one with `loop: none`."
@@ -260,7 +261,7 @@ class Sessions:
         if held is not None and held.caller is not None:
             return held.caller
         if entry.facts.has_ended:
-            raise Refused(Code.CONFLICT, f"Session {entry.session_id} has ended: it takes no calls any more.")
+            return await on_volume(ended, entry.directory)
         raise await self._afar.elsewhere(entry)
 
     def workspace(self, entry: Entry) -> Path:
@@ -365,4 +366,4 @@ def _fits(entry: Entry, principal: Principal, wanted: Filter) -> bool:
         return False
     if wanted.since is not None and record.created_at < wanted.since:
         return False
-    return all(record.labels.get(name) == value for name, value in wanted.labels.items())
+    return wanted.labels <= record.labels.items()

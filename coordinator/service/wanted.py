@@ -14,6 +14,7 @@ from coordinator.endpoint.parameters import DEFAULT_PARAMETERS, ModelParameters
 from coordinator.session.keeping import Keep
 from coordinator.session.limits import Limits
 from worker.contract.orders import Policy
+from worker.contract.repositories import check_repository_url
 
 MAX_PROMPT_CHARS = 1_000_000
 MAX_LABELS = 32
@@ -147,6 +148,20 @@ class NewSession(Body):
     webhook: Webhook | None = None
     idempotency_key: IdempotencyKey | None = None
     """The same key with the same body is the same session, however often it is sent. Also as a header."""
+
+    @field_validator("repo")
+    @classmethod
+    def _can_be_fetched(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_repository_url(value)
+        return value
+
+    @field_validator("image_dir")
+    @classmethod
+    def _leads_down(cls, value: str | None) -> str | None:
+        if value is not None and ".." in value.split("/"):
+            raise ValueError("it must not hold `..`")
+        return value
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

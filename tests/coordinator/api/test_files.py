@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.service.files import Listing, read
+from coordinator.service.kept import copy_dir
 from coordinator.service.refusals import Code, Refused
+from tests.coordinator.api.conftest import Served
 
 
 @pytest.fixture
@@ -56,3 +58,22 @@ def test_a_workspace_that_is_a_link_is_none(root: Path, tmp_path: Path) -> None:
     (tmp_path / "other").symlink_to(root)
     with pytest.raises(Refused):
         read(tmp_path / "other", "a", 100)
+
+
+def leave_names(work: Path) -> None:
+    """What a model left in a session's private copy."""
+    work.mkdir()
+    (work / "new\nline").write_text("content")
+    (work / "end\n").write_text("end")
+    (work / os.fsdecode(b"bad\xff")).write_text("x")
+
+
+async def test_names_that_a_model_chose_badly_are_listed_and_read(served: Served) -> None:
+    client = served.client()
+    session_id = (await client.post("/v1/sessions", json={"loop": "none"})).json()["session_id"]
+    leave_names(copy_dir(served.state_dir / "sessions" / session_id))
+    path = f"/v1/sessions/{session_id}/files"
+    listed = await client.get(path)
+    assert (listed.status_code, listed.json()["names"]) == (200, ["bad\ufffd", "end\n", "new\nline"]), listed.text
+    assert (await client.get(f"{path}/new%0Aline")).content == b"content"
+    assert (await client.get(f"{path}/end%0A")).content == b"end"

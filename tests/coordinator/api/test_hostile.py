@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from coordinator.endpoint.scripted import Turn
 from tests.coordinator.api.conftest import FIRST_TOKEN, Served, Serves, code, prompt
@@ -315,3 +318,21 @@ async def test_followers_of_a_session_hold_up_neither_it_nor_the_server(serve: S
     for follower in followers:
         follower.cancel()
     await asyncio.gather(*followers, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["its length told", "in chunks"])
+async def test_whoever_sends_too_much_comes_to_read_that_it_was(serve: Serves, is_told: bool) -> None:
+    served = await serve(max_body_bytes=10_000)
+    host, port = served.base_url.removeprefix("http://").split(":")
+    size = 8 * 1024 * 1024
+    body = b"x" * size if is_told else b"%x\r\n" % size + b"x" * size + b"\r\n0\r\n\r\n"
+    length = f"Content-Length: {size}" if is_told else "Transfer-Encoding: chunked"
+    head = f"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {FIRST_TOKEN}\r\n"
+
+    def send() -> bytes:
+        # All of it before anything is read, as most clients do.
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(f"{head}Content-Type: application/json\r\n{length}\r\n\r\n".encode() + body)
+            return connection.recv(100)
+
+    assert (await asyncio.to_thread(send)).startswith(b"HTTP/1.1 413 ")

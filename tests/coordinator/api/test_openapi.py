@@ -104,3 +104,9 @@ async def test_nothing_that_is_sent_breaks_the_server(served: Served) -> None:
     assert any(status < 400 for status in seen)
     assert any(status == 422 for status in seen)
     assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_session_that_is_found_again_and_one_that_may_not_be_had_are_told_of(served: Served) -> None:
+    paths = (await served.client().get("/openapi.json")).json()["paths"]
+    for path in ("/v1/sessions", "/v1/sessions/{session_id}/fork"):
+        assert {"200", "201", "403"} <= set(paths[path]["post"]["responses"])

@@ -1,12 +1,15 @@
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx2
+import pytest
 
+from coordinator.client import Client, _lines
 from coordinator.endpoint.scripted import Turn
 from coordinator.session.transcript import read_transcript
-from tests.coordinator.api.conftest import Served, Serves, code, prompt
+from tests.coordinator.api.conftest import FIRST_TOKEN, Served, Serves, code, prompt
 
 
 async def created(client: httpx2.AsyncClient, **body: Any) -> str:
@@ -45,6 +48,8 @@ async def test_sessions_are_listed_newest_first_filtered_and_in_pages(served: Se
 
     found = await client.get("/v1/sessions", params=[("label", "n=3"), ("label", "all=yes")])
     assert [one["session_id"] for one in found.json()["sessions"]] == [ids[3]]
+    found = await client.get("/v1/sessions", params=[("label", "n=3"), ("label", "n=4")])
+    assert found.json()["sessions"] == [], "all of them are asked for, also of one key"
     assert (await client.get("/v1/sessions", params={"status": "failed"})).json()["sessions"] == []
     assert len((await client.get("/v1/sessions", params={"status": "completed"})).json()["sessions"]) == 5
     assert (await client.get("/v1/sessions", params={"since": "2999-01-01T00:00:00Z"})).json()["sessions"] == []
@@ -164,3 +169,65 @@ async def streamed(
                 name, _, value = line.partition(": ")
                 message[name] = json.loads(value) if name == "data" else value
     return messages
+
+
+async def test_a_key_is_known_also_once_what_its_session_was_made_from_is_gone(served: Served) -> None:
+    client = served.client()
+    archive = (await client.put("/v1/archives", content=b"kept for a while")).json()["archive"]
+    body = {"loop": "none", "archive": archive, "idempotency_key": "once"}
+    made = await client.post("/v1/sessions", json=body)
+    assert made.status_code == 201, made.text
+    (kept,) = served.state_dir.glob(f"*/*/{archive}")
+    kept.unlink()
+    again = await client.post("/v1/sessions", json=body)
+    assert (again.status_code, again.json()["session_id"]) == (200, made.json()["session_id"]), again.text
+    other = await client.post("/v1/sessions", json={**body, "idempotency_key": "another"})
+    assert other.status_code == 422, "a new one cannot be made from it"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        {"repo": "https://somebody:a-password@example.org/x"},
+        {"repo": "file:///etc"},
+        {"repo": "ext::sh -c true"},
+        {"repo": "--upload-pack=x"},
+        {"repo": "https://example.org/x\ny"},
+        {"image_dir": "/../etc"},
+    ],
+)
+async def test_an_origin_that_no_node_takes_is_refused_before_anything_is_kept(
+    served: Served, origin: dict[str, str]
+) -> None:
+    refused = await served.client().post("/v1/sessions", json=prompt(**origin))
+    assert (refused.status_code, code(refused)) == (422, "INVALID")
+    assert "a-password" not in refused.text
+    assert not list(served.state_dir.glob("sessions/*"))
+
+
+async def test_the_client_reads_text_with_line_ends_of_other_kinds(serve: Serves) -> None:
+    text = "one\u2028two\u2029three\x85four\x0cfive"
+    is_watched = threading.Event()
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        is_watched.wait(30)
+        return Turn(text)
+
+    served = await serve(script)
+    session_id = await created(served.client())
+
+    def read() -> dict[str, str]:
+        found = {"text_delta": "", "session_ended": ""}
+        with Client(served.base_url, FIRST_TOKEN) as client:
+            for one in client.events(session_id):
+                is_watched.set()
+                if one.type in found:
+                    found[one.type] += one.data["text"]
+        return found
+
+    # Pieces of text come as they are made, kept events as they were kept.
+    assert await asyncio.to_thread(read) == {"text_delta": text, "session_ended": text}
+
+
+def test_a_stream_is_cut_at_its_line_ends_alone() -> None:
+    assert list(_lines(["a\u2028b\x85", "c\r", "\nd\n", "\n"])) == ["a\u2028b\x85c", "d", ""]

@@ -1,0 +1,118 @@
+"""Messages that were accepted are heard, each once, whatever becomes of the server that accepted them."""
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx2
+import pytest
+import redis
+
+from coordinator.endpoint.scripted import Turn
+from coordinator.service.messages import MESSAGES
+from tests.coordinator.api.conftest import Served, Serves, prompt
+from tests.coordinator.api.test_elsewhere import becomes, heard, made
+from worker.contract import keys
+
+
+class Gate:
+    """A model that says what it has heard, and holds its first answer back until it may go on."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+
+    def __call__(self, messages: list[dict[str, Any]]) -> Turn:
+        self.is_open.wait(60)
+        return heard(messages)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+async def say(client: httpx2.AsyncClient, session_id: str, *texts: str) -> None:
+    for text in texts:
+        said = await client.post(f"/v1/sessions/{session_id}/message", json={"text": text})
+        assert said.status_code == 202, said.text
+
+
+async def dies(served: Served, session_id: str, redis_client: redis.Redis) -> None:
+    """As after a SIGKILL: the server asks nobody any more, and its lease is gone."""
+    served.sessions.close()
+    held = served.sessions.floor.held(session_id)
+    assert held is not None
+    held.leave()
+    assert held.task is not None
+    await asyncio.wait({held.task})
+    for task in served.sessions.cluster.ownership._tasks:
+        task.cancel()
+    redis_client.delete(keys.coordinator_lease(served.sessions.cluster.ownership.coordinator))
+
+
+async def test_a_finish_waits_for_the_messages_before_it(serve: Serves, gate: Gate) -> None:
+    served = await serve(gate)
+    client = served.client()
+    session_id = await made(client, **prompt("one", stay_open=True))
+    await becomes(client, session_id, lambda shown: shown["status"] == "running")
+    await say(client, session_id, "two", "three")
+    assert (await client.post(f"/v1/sessions/{session_id}/finish")).status_code == 202
+    late = await client.post(f"/v1/sessions/{session_id}/message", json={"text": "late"})
+    assert late.status_code == 409
+    gate.is_open.set()
+    shown = await served.ended(client, session_id)
+    assert (shown["status"], shown["text"]) == ("completed", "one / two / three")
+    assert not (served.state_dir / "sessions" / session_id / MESSAGES).exists(), "nothing more is to be heard"
+
+
+@pytest.mark.parametrize("through_another", [False, True], ids=["said to it", "said to another server"])
+async def test_messages_that_wait_are_heard_once_by_the_next_owner(
+    serve: Serves, gate: Gate, redis_client: redis.Redis, through_another: bool
+) -> None:
+    ours = await serve(gate)
+    here = ours.client()
+    session_id = await made(here, **prompt("one", stay_open=True))
+    await becomes(here, session_id, lambda shown: shown["status"] == "running")
+    said_to = (await serve(heard)).client() if through_another else here
+    await say(said_to, session_id, "two", "three")
+    await dies(ours, session_id, redis_client)
+    gate.is_open.set()
+    theirs = await serve(heard)
+    there = theirs.client()
+    await becomes(there, session_id, lambda shown: shown["text"].endswith("three") and shown["status"] == "idle")
+    await say(there, session_id, "four")
+    await becomes(there, session_id, lambda shown: shown["text"].endswith("four") and shown["status"] == "idle")
+    await there.post(f"/v1/sessions/{session_id}/finish")
+    words = str((await theirs.ended(there, session_id))["text"]).split(" / ")
+    assert [word for word in words if not word.startswith("[")] == ["one", "two", "three", "four"]
+
+
+async def test_what_was_heard_is_not_heard_again_by_the_next_owner(serve: Serves, redis_client: redis.Redis) -> None:
+    ours = await serve(heard)
+    here = ours.client()
+    session_id = await made(here, **prompt("one", stay_open=True))
+    await say(here, session_id, "two")
+    await becomes(here, session_id, lambda shown: shown["text"] == "one / two" and shown["status"] == "idle")
+    assert (ours.state_dir / "sessions" / session_id / MESSAGES).exists()
+    await dies(ours, session_id, redis_client)
+    theirs = await serve(heard)
+    there = theirs.client()
+    await say(there, session_id, "three")
+    await becomes(there, session_id, lambda shown: shown["text"].endswith("three") and shown["status"] == "idle")
+    assert (await there.get(f"/v1/sessions/{session_id}")).json()["text"].count("two") == 1
+    await there.post(f"/v1/sessions/{session_id}/cancel")
+
+
+async def test_a_message_to_a_session_that_waits_for_its_turn_is_heard_after_a_restart(
+    serve: Serves, gate: Gate, redis_client: redis.Redis
+) -> None:
+    ours = await serve(gate, max_running=1)
+    here = ours.client()
+    first = await made(here, **prompt("one"))
+    waiting = await made(here, **prompt("two"))
+    await say(here, waiting, "three")
+    await dies(ours, first, redis_client)
+    gate.is_open.set()
+    theirs = await serve(heard)
+    shown = await theirs.ended(theirs.client(), waiting)
+    assert (shown["status"], shown["text"]) == ("completed", "two / three")
