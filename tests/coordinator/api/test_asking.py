@@ -1,5 +1,7 @@
 """What a session and its sub-agents ask is listed and answered in one place."""
 
+import asyncio
+
 from coordinator.cluster.approval_requests import Requests
 from tests.coordinator.api.conftest import Serves, code, prompt
 from tests.coordinator.page.conftest import keep_session, started
@@ -13,6 +15,8 @@ DEEP = f"{TREE}.1-2-0.1-1-3"
 async def ask(requests: Requests, session: str, text: str) -> None:
     request = ApprovalRequest(session=session, step=3, index=0, tool="Bash", digest="d", text=text, reason="why")
     await requests.ask(request.model_copy(update={"agent": "look" if "." in session else ""}), 600)
+    # They are listed by their deadlines, which are whole milliseconds.
+    await asyncio.sleep(0.002)
 
 
 async def test_the_whole_tree_is_listed_and_each_call_is_answered_by_its_name(serve: Serves) -> None:
