@@ -9,7 +9,6 @@ from coordinator.commands.acting import keep_action
 from coordinator.commands.completing import session_ids as known
 from coordinator.commands.elsewhere import ask_cancel, ask_cancel_calls
 from coordinator.commands.kept import directory_of
-from coordinator.service.cancelling import why_not
 from coordinator.session.open_calls import parse
 from coordinator.session.reading import read_session
 from coordinator.session.session_events import SessionEnded
@@ -64,6 +63,9 @@ def _calls_cancelled(settings: Settings, session: str, name: str) -> bool:
     for call, has_begun in (found or {}).items():
         print(f"{session} call {call} {'is being ended' if has_begun else 'never begins'}")
     if not found:
+        # Here, for it brings all of the server's modules along, which no other cancel needs.
+        from coordinator.service.cancelling import why_not
+
         print(why_not(directory_of(settings.state_dir, session), name).message)
     return bool(found)
 
