@@ -287,5 +287,6 @@ class TakeoverWatch:
         for one in [one for one in self._strays if not found[one]]:
             if await store.owner_of(one) is not None:
                 self._strays.discard(one)
-        await self._take([Orphan(one, "") for one in self._strays if found[one]])
+        # One that was just handed on may not be ours in `ownership` yet, and would be taken a second time.
+        await self._take([Orphan(one, "") for one in self._strays if found[one] and one not in self._handed])
         self._looked_at = time.monotonic()
