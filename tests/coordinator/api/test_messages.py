@@ -10,6 +10,7 @@ import redis
 
 from coordinator.endpoint.scripted import Turn
 from coordinator.service.messages import MESSAGES
+from coordinator.session.reading import segments
 from tests.coordinator.api.conftest import Served, Serves, prompt
 from tests.coordinator.api.test_elsewhere import becomes, heard, made
 from worker.contract import keys
@@ -85,6 +86,7 @@ async def test_messages_that_wait_are_heard_once_by_the_next_owner(
     await there.post(f"/v1/sessions/{session_id}/finish")
     words = str((await theirs.ended(there, session_id))["text"]).split(" / ")
     assert [word for word in words if not word.startswith("[")] == ["one", "two", "three", "four"]
+    assert set(segments(theirs.state_dir / "sessions" / session_id)) == {1, 2}, "it was taken over once"
 
 
 async def test_what_was_heard_is_not_heard_again_by_the_next_owner(serve: Serves, redis_client: redis.Redis) -> None:
