@@ -15,6 +15,9 @@ from tests.chaos.model import SLOW_OF_100, STEP_CALLS
 from tests.chaos.run import BETWEEN_S, Plan, Report, perform
 from tests.chaos.shape import Shape
 
+MOST_UNKNOWN = 0.05
+"""A run of a thousand faults among a hundred thousand calls has about 3 %."""
+
 
 def p95(values: Sequence[float]) -> float:
     """Return the 95th percentile."""
@@ -48,6 +51,9 @@ def planned(argv: Sequence[str] | None = None) -> tuple[Plan, Path | None]:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--coordinators", type=int, default=2)
     parser.add_argument("--between", type=float, default=BETWEEN_S, help="longest pause behind a fault, in seconds")
+    parser.add_argument(
+        "--most-unknown", type=float, default=MOST_UNKNOWN, help="largest share of the calls that may have run"
+    )
     parser.add_argument("--calm", action="store_true", help="wait for each recovery, to measure it alone")
     parser.add_argument("--keep", action="store_true", help="keep the directory where something was wrong")
     parser.add_argument("--out", type=Path, help="append the result to this file, a JSON object a line")
@@ -72,6 +78,7 @@ def planned(argv: Sequence[str] | None = None) -> tuple[Plan, Path | None]:
         kinds,
         shape,
         given.between,
+        most_unknown=given.most_unknown,
         calm=given.calm,
         keep=given.keep,
     )

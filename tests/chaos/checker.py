@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,28 @@ from coordinator.session.call_events import CallFinished
 from coordinator.session.history import validate
 from coordinator.session.reading import read_session, segments
 from coordinator.session.rebuild import Rebuilt, rebuild
-from coordinator.session.session_events import SessionEnded, SessionResumed, SessionStarted
+from coordinator.session.session_events import SessionEnded, SessionPlaced, SessionResumed, SessionStarted
 from coordinator.session.step_events import ModelReplied, ReplyTaken
+from coordinator.session.transcript import Entry
+from tests.chaos.causes import CAUSES, Done, is_explained
+from tests.chaos.claims import Call
+from tests.chaos.harms import COMMAND_HARMS, harm_in
 from worker.contract.orders import WorkspaceMode
 from worker.contract.places import COPY_DIR
 
 TOKEN = re.compile(r"echo (t[0-9]+) >> log")
 NOT_RUN = ("did not run", "Not run", "before this call ran", "before it could", "there is no box")
 """What the answer of a call says that certainly left no line."""
-UNKNOWN_CODES = ("OUTCOME_UNKNOWN", "BOX_LOST", "CANCELLED", "TIMEOUT", "INTERNAL_ERROR", "EXECUTION_ERROR")
+UNKNOWN_CODES = tuple(CAUSES)
 """Errors of calls that may have left a line, unless the answer says that they did not run."""
+HARM_CODES: Mapping[str, str] = {"command_timed_out": "TIMEOUT", "command_out_of_memory": "LIMIT_REACHED"}
+"""How a command ends that hurt itself, by the kind; it may have left a line, and has run in any case."""
+BY_ITSELF = "ended by itself"
 NO_SPACE = "no space"
 """A command that says that its disk was full: it may have left a line, and has run in any case."""
+ANSWER_KINDS = ("success", "did not run", NO_SPACE, BY_ITSELF, *UNKNOWN_CODES)
+READING_CODES = ("NOT_FOUND",)
+"""Errors of calls that only read, besides: there is no log yet."""
 UNANSWERED = "unanswered"
 NO_ANSWER = ": 0 answers"
 CUT_OFF = "cut off by a full disk"
@@ -52,52 +63,69 @@ class Verdict:
         """All answered calls."""
         return self.calls.total()
 
+    def demand_few_unknown(self, most: float) -> None:
+        """Find it wrong where a larger share of the calls than `most` may have run."""
+        if self.unknown > most * self.checked:
+            self.violations.append(f"{self.unknown} of {self.checked} calls may have run: more than {most:.1%}")
+
 
 @dataclass(frozen=True)
 class Asked:
     """A call that the model asked for, and its one answer."""
 
     place: str
+    key: Call
     token: str
     """"" for a call that leaves no line."""
     kind: str
     """As in `Verdict.calls`."""
     answer: str
+    at: float = 0.0
+    """When the answer was written, in seconds since the epoch."""
+    harm: str = ""
+    """What the command did to itself."""
 
 
-def check_sessions(
-    state_dir: Path, projects: Path, may_fail: Sequence[str] = (), cut_off: Collection[str] = ()
-) -> Verdict:
-    """Check every session below `state_dir` against its project's log.
+@dataclass(frozen=True)
+class Known:
+    """What the harness knows of a run."""
 
-    Args:
-        state_dir: The shared volume.
-        projects: The directory of the projects; a session's prompt names its own.
-        may_fail: How the reasons of failed sessions may begin.
-        cut_off: Sessions that a full volume ended: their last answers and their end may have had no room.
-    """
+    projects: Path
+    """The directory of the projects; a session's prompt names its own."""
+    may_fail: Sequence[str] = ()
+    """How the reasons of failed sessions may begin."""
+    cut_off: Collection[str] = ()
+    """Sessions that a full volume ended: their last answers and their end may have had no room."""
+    faults: Sequence[Done] = ()
+    """All that were done."""
+    owners: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """The coordinators that a session was with, by its id."""
+    claimed: Collection[Call] = ()
+    """Calls whose claims were left in Redis."""
+
+
+def check_sessions(state_dir: Path, known: Known) -> Verdict:
+    """Check every session below `state_dir`, the shared volume, against its project's log and the run's faults."""
     verdict = Verdict()
     found: dict[str, str] = {}
     for session_dir in sorted((state_dir / "sessions").iterdir()):
         if not session_dir.is_dir():
             continue
         try:
-            project = _check_session(session_dir, projects, verdict, may_fail, session_dir.name in cut_off)
+            project = _check_session(session_dir, known, verdict)
         except SandhogError as exc:
             verdict.violations.append(f"{session_dir.name}: {exc}")
             continue
         if project in found:
             verdict.violations.append(f"{project}: two sessions, {found[project]} and {session_dir.name}")
         found[project] = session_dir.name
-    for log in sorted(projects.glob("*/log")):
+    for log in sorted(known.projects.glob("*/log")):
         if log.parent.name not in found:
             verdict.violations.append(f"{log.parent.name}: a log without a session")
     return verdict
 
 
-def _check_session(
-    session_dir: Path, projects: Path, verdict: Verdict, may_fail: Sequence[str], may_be_cut_off: bool
-) -> str:
+def _check_session(session_dir: Path, known: Known, verdict: Verdict) -> str:
     """Check one session; return its project."""
     name = session_dir.name
     if not segments(session_dir):
@@ -113,18 +141,20 @@ def _check_session(
     verdict.violations += [f"{name}: {fault}" for fault in reading.faults]
     verdict.resumed += sum(isinstance(event, SessionResumed) for event in events)
     rebuilt = rebuild(reading.entries)
-    is_cut_off = may_be_cut_off and rebuilt.ended is None
+    is_cut_off = name in known.cut_off and rebuilt.ended is None
     if is_cut_off:
         verdict.sessions[CUT_OFF] += 1
     else:
         _check_history(name, rebuilt, verdict)
-        _check_end(name, events, verdict, may_fail)
-    workspace = (
-        session_dir / COPY_DIR if started.workspace_mode == WorkspaceMode.COPY.value else projects / started.prompt
-    )
-    log = workspace / "log"
+        _check_end(name, events, verdict, known.may_fail)
+    is_copy = started.workspace_mode == WorkspaceMode.COPY.value
+    log = (session_dir / COPY_DIR if is_copy else known.projects / started.prompt) / "log"
     wrong: list[str] = []
-    calls = asked_calls(name, events, wrong)
+    calls = asked_calls(name, reading.entries, wrong)
+    whom = {started.prompt, *known.owners.get(name, ())}
+    whom |= {event.node for event in events if isinstance(event, SessionPlaced)}
+    verdict.violations += check_unknown(calls, whom, known.faults)
+    verdict.violations += check_claims(calls, known.claimed)
     verdict.violations += [one for one in wrong if not (is_cut_off and one.endswith(NO_ANSWER))]
     verdict.calls.update(call.kind for call in calls)
     verdict.violations += check_log(name, calls, log.read_text() if log.exists() else "")
@@ -150,24 +180,27 @@ def _check_end(name: str, events: Sequence[Any], verdict: Verdict, may_fail: Seq
         verdict.violations.append(f"{name}: ended as {end.status}: {end.stop_reason}")
 
 
-def asked_calls(name: str, events: Sequence[Any], violations: list[str]) -> list[Asked]:
+def asked_calls(name: str, entries: Sequence[Entry], violations: list[str]) -> list[Asked]:
     """Return all calls of a session in the model's order; calls without exactly one answer are violations."""
-    answers: dict[tuple[int, int], list[CallFinished]] = {}
-    for event in events:
-        if isinstance(event, CallFinished):
-            answers.setdefault((event.step, event.index), []).append(event)
+    answers: dict[tuple[int, int], list[tuple[CallFinished, str]]] = {}
+    for entry in entries:
+        if isinstance(entry.event, CallFinished):
+            answers.setdefault((entry.event.step, entry.event.index), []).append((entry.event, entry.at))
     calls = []
-    for reply in _taken(events):
+    for reply in _taken([entry.event for entry in entries]):
         for index, call in enumerate(reply.calls):
-            got = answers.pop((reply.step, index), [])
+            got, key = answers.pop((reply.step, index), []), (name, reply.step, index)
             place = f"{name} step {reply.step} call {index}"
             arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
-            token = TOKEN.search(arguments)
+            found, harm = TOKEN.search(arguments), harm_in(arguments)
+            token = found[1] if found else ""
             if len(got) != 1:
                 violations.append(f"{place}: {len(got)} answers" if got else f"{place}{NO_ANSWER}")
-                calls.append(Asked(place, token[1] if token else "", UNANSWERED, ""))
+                calls.append(Asked(place, key, token, UNANSWERED, ""))
                 continue
-            calls.append(Asked(place, token[1] if token else "", _kind(got[0]), got[0].answer))
+            ((answer, written),) = got
+            at = datetime.fromisoformat(written).timestamp()
+            calls.append(Asked(place, key, token, _kind(answer, harm), answer.answer, at, harm))
     violations += [f"{name} step {step} call {index}: an answer to no call" for step, index in answers]
     return calls
 
@@ -184,13 +217,31 @@ def _taken(events: Sequence[Any]) -> list[ModelReplied]:
     return replies
 
 
-def _kind(answer: CallFinished) -> str:
+def _kind(answer: CallFinished, harm: str) -> str:
     if answer.status != "error":
         return NO_SPACE if "No space left" in answer.answer else "success"
     # "May have run", whatever the reason says besides.
     if answer.error_code != "OUTCOME_UNKNOWN" and any(words in answer.answer for words in NOT_RUN):
         return "did not run"
-    return str(answer.error_code)
+    return BY_ITSELF if harm and answer.error_code == HARM_CODES.get(harm) else str(answer.error_code)
+
+
+def check_unknown(calls: Sequence[Asked], whom: Collection[str], faults: Sequence[Done]) -> list[str]:
+    """Return which of a session's calls may have run without a fault that explains it; `whom` as in `is_explained`."""
+    return [
+        f"{call.place}: {call.kind} without a fault before it: {call.answer[:300]}"
+        for call in calls
+        if call.kind in UNKNOWN_CODES and not is_explained(call.kind, call.at, whom, faults)
+    ]
+
+
+def check_claims(calls: Sequence[Asked], claimed: Collection[Call]) -> list[str]:
+    """Return which calls a worker had started that were said not to have run."""
+    return [
+        f"{call.place}: said not to have run, and was claimed: {call.answer[:300]}"
+        for call in calls
+        if call.kind == "did not run" and call.key in claimed
+    ]
 
 
 def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
@@ -202,15 +253,18 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
     wrong += [f"{name}: {line} stands in the log {count} times" for line, count in found.items() if count > 1]
     wrong += [f"{name}: {line!r} in the log is no call's" for line in found if line not in tokens]
     for call in calls:
-        if not call.token or call.kind == UNANSWERED:
+        if call.kind == UNANSWERED:
+            continue
+        if call.kind not in ANSWER_KINDS and (call.token or call.kind not in READING_CODES):
+            wrong.append(f"{call.place}: {call.kind}: {call.answer[:300]}")
+        if not call.token:
             continue
         there = found[call.token]
-        if call.kind == "success" and (not there or f"said {call.token}" not in call.answer):
+        said = (f"said {call.token}", COMMAND_HARMS[call.harm].says if call.harm else "")
+        if call.kind == "success" and (not there or not all(words in call.answer for words in said)):
             wrong.append(f"{call.place}: answered as success with {there} lines: {call.answer[:300]}")
         elif call.kind == "did not run" and there:
             wrong.append(f"{call.place}: said not to have run, and has its line: {call.answer[:300]}")
-        elif call.kind not in ("success", "did not run", NO_SPACE, *UNKNOWN_CODES):
-            wrong.append(f"{call.place}: {call.kind}: {call.answer[:300]}")
     # One call of a session's chain at a time, in the model's order.
     order = {call.token: number for number, call in enumerate(calls)}
     numbers = [order[line] for line in lines if line in order]

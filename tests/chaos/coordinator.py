@@ -8,18 +8,21 @@ input, a line each, and ends once that is closed and nothing runs. Writes a JSON
 import asyncio
 import json
 import logging
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from coordinator.cluster.parts import Cluster
+from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.session.approvals import Never
 from coordinator.session.call_events import CallFinished
 from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.events import Event
 from coordinator.session.limits import Limits
+from coordinator.session.loop import Ending
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import continuing
@@ -30,9 +33,12 @@ from coordinator.session.takeover import Adopted, TakeoverWatch
 from coordinator.session.workspace_choice import Chosen
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
+from tests.chaos.harms import PROFILE
 from worker.contract.orders import Policy, WorkspaceMode
 
 STEPS = 1_000
+DRAIN_S = 2.0
+LEFT = "the coordinator ended"
 
 
 def is_copied(project: str) -> bool:
@@ -68,12 +74,9 @@ class Coordinator:
         self._cluster = cluster
         self._model = model
         self._cancels: dict[str, asyncio.Event] = {}
-        self._running: set[asyncio.Task[None]] = set()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no session runs here."""
-        return not self._running
+        self._running: dict[asyncio.Task[None], SessionRunner] = {}
+        self.is_draining = False
+        """Whether it takes over nothing any more."""
 
     def begin(self, project: Path) -> None:
         """Begin a session on a project's directory, or on a private copy, which another node can go on with."""
@@ -88,6 +91,7 @@ class Coordinator:
             has_project_notes=False,
             task_depth=0,
             keep="always",
+            profile=PROFILE,
         )
         sinks = [Sink(project.name)]
         runner = SessionRunner(request, cluster=self._cluster, model=self._model, approver=Never(), sinks=sinks)
@@ -118,8 +122,8 @@ class Coordinator:
         self._cancels[project] = asyncio.Event()
         tell("began", project=project, session=runner.session_id)
         task = asyncio.create_task(self._play(project, runner))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = runner
+        task.add_done_callback(self._running.pop)
 
     async def _play(self, project: str, runner: SessionRunner) -> None:
         status, reason = "broken", ""
@@ -129,33 +133,62 @@ class Coordinator:
         except Exception as exc:
             logging.exception("a session broke")
             reason = repr(exc)
-        tell("ended", project=project, session=runner.session_id, status=status, reason=reason)
+        if reason != LEFT:
+            tell("ended", project=project, session=runner.session_id, status=status, reason=reason)
+
+    async def drain(self) -> None:
+        """Wait a while for what runs, as a server does."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=DRAIN_S)
+
+    async def leave(self) -> None:
+        """Leave what still runs for another coordinator to go on with."""
+        for runner in self._running.values():
+            runner.abandon(Ending("failed", LEFT, is_lost=True), finish_s=0.0)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def obey(self, reader: asyncio.StreamReader) -> None:
+        """Do what standard input says; return once that is closed and nothing runs."""
+        while line := (await reader.readline()).decode().split():
+            try:
+                match line:
+                    case ["run", project]:
+                        self.begin(Path(project))
+                    case ["cancel", project]:
+                        self.cancel(project)
+            except Exception as exc:
+                # A session that cannot begin: the disk is full.
+                tell("ended", project=Path(line[1]).name, session="", status="refused", reason=str(exc))
+        while self._running:
+            await asyncio.sleep(0.05)
 
 
 async def main() -> None:
-    """Run until standard input ends and all sessions are over."""
+    """Run until standard input ends and all sessions are over, or SIGTERM comes: then drain and leave the rest."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     redis_url, state_dir, base_url = sys.argv[1:]
     model = ModelClient(ModelSettings("scripted", base_url=base_url))
-    reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    loop, reader, asked_to_end = asyncio.get_running_loop(), asyncio.StreamReader(), asyncio.Event()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    loop.add_signal_handler(signal.SIGTERM, asked_to_end.set)
     async with open_cluster(redis_url, Path(state_dir)) as cluster:
         coordinator = Coordinator(cluster, model)
-        async with TakeoverWatch(cluster, coordinator.go_on):
+        async with TakeoverWatch(cluster, coordinator.go_on, lambda: 0 if coordinator.is_draining else 1_000):
             tell("ready")
-            while line := (await reader.readline()).decode().split():
-                try:
-                    match line:
-                        case ["run", project]:
-                            coordinator.begin(Path(project))
-                        case ["cancel", project]:
-                            coordinator.cancel(project)
-                except Exception as exc:
-                    # A session that cannot begin: the disk is full.
-                    tell("ended", project=Path(line[1]).name, session="", status="refused", reason=str(exc))
-            while not coordinator.is_idle:
-                await asyncio.sleep(0.05)
+            obeying = asyncio.create_task(coordinator.obey(reader))
+            ending = asyncio.create_task(asked_to_end.wait())
+            await asyncio.wait({obeying, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if obeying.done():
+                obeying.result()
+            else:
+                coordinator.is_draining = True
+                await end(obeying)
+                await coordinator.drain()
+            await end(ending)
+        # Nothing is taken over any more that would have to be left, too.
+        await coordinator.leave()
     await model.close()
 
 

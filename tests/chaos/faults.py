@@ -3,9 +3,8 @@
 import os
 import random
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,9 +21,11 @@ _P = TypeVar("_P", bound=Part)
 LEAST_PAUSE_S = 0.3
 LONG_PAUSE_S = 8.0
 """Longer than a coordinator's lease."""
+AWAY_S = (5.5, 8.0)
+"""Longer than a client of Redis waits for an answer."""
+CUT_S = (1.0, 6.5)
 QUEUE_S = 1.0
 DISK_FULL_S = 0.5
-VOLUME_BYTES = 2 << 30
 GONE_S = 150.0
 
 
@@ -38,6 +39,8 @@ class Harm:
     """Monotonic time from which recovery counts."""
     is_any: bool = False
     """The first answer of any victim is the recovery; else each has its own."""
+    on: frozenset[str] = frozenset()
+    """Names of parts, and projects, that it was done to beside the victims; none of both: to everybody."""
 
 
 Fault = Callable[["ChaosStage", random.Random], Harm | None]
@@ -60,7 +63,7 @@ def _end_worker(stage: "ChaosStage", rng: random.Random, number: int) -> Harm | 
         return None
     victims, at = stage.on_node(worker.name), time.monotonic()
     worker.signal(number)
-    return Harm(victims, at)
+    return Harm(victims, at, on=frozenset([worker.name]))
 
 
 def worker_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
@@ -79,7 +82,7 @@ def node_gone(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     worker.may_run = False
     worker.signal(signal.SIGKILL)
     stage.come_back(worker, victims, at + GONE_S)
-    return Harm(victims, at)
+    return Harm(victims, at, on=frozenset([worker.name]))
 
 
 def coordinator_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
@@ -89,7 +92,26 @@ def coordinator_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
         return None
     victims, at = frozenset(coordinator.projects), time.monotonic()
     coordinator.kill()
-    return Harm(victims, at)
+    return Harm(victims, at, on=frozenset([coordinator.name]))
+
+
+def coordinator_ended(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGTERM of a coordinator: it drains for a moment and leaves the rest to another; started again once it ended."""
+    return _drain(stage.coordinators, rng)
+
+
+def worker_ended(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGTERM of a worker: it takes nothing more, its calls end, its boxes too; started again once it ended."""
+    return _drain(stage.workers, rng)
+
+
+def _drain(parts: Sequence[Part], rng: random.Random) -> Harm | None:
+    serving = [part for part in parts if part.serves()]
+    if not serving:
+        return None
+    part = rng.choice(serving)
+    part.drain()
+    return Harm(on=frozenset([part.name]))
 
 
 def coordinator_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
@@ -101,25 +123,37 @@ def coordinator_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
 
 def redis_paused(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """SIGSTOP of Redis for a while."""
+    return _pause_redis(stage, rng.uniform(LEAST_PAUSE_S, stage.shape.most_pause_s))
+
+
+def redis_away(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """SIGSTOP of Redis, or SIGKILL and a late start, for longer than its clients wait for an answer."""
+    away_s = rng.uniform(*AWAY_S)
+    if rng.random() < 0.5:
+        return _pause_redis(stage, away_s)
+    return _restart_redis(stage, 0, away_s)
+
+
+def _pause_redis(stage: "ChaosStage", pause_s: float) -> Harm:
     stage.redis.signal(signal.SIGSTOP)
-    time.sleep(rng.uniform(LEAST_PAUSE_S, stage.shape.most_pause_s))
+    time.sleep(pause_s)
     stage.redis.signal(signal.SIGCONT)
     return stage.everybody()
 
 
 def redis_restarted(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """SIGKILL of Redis, started again on its append-only file."""
-    return _restart_redis(stage, rng, 0)
+    return _restart_redis(stage, 0, rng.uniform(0, 1.0))
 
 
 def redis_lost_its_last(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """The same, and the end of the file was lost: claims, leases, messages."""
-    return _restart_redis(stage, rng, rng.randint(1, 6_000))
+    return _restart_redis(stage, rng.randint(1, 6_000), rng.uniform(0, 1.0))
 
 
-def _restart_redis(stage: "ChaosStage", rng: random.Random, lost_bytes: int) -> Harm:
+def _restart_redis(stage: "ChaosStage", lost_bytes: int, away_s: float) -> Harm:
     stage.redis.kill()
-    time.sleep(rng.uniform(0, 1.0))
+    time.sleep(away_s)
     if lost_bytes:
         stage.redis.lose_tail(lost_bytes)
     stage.redis.start()
@@ -131,6 +165,15 @@ def connections_cut(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     with stage.redis.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)
     return stage.everybody()
+
+
+def way_cut(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """What Redis answers to a part gets lost for a while, or what it is told by it; the other direction goes on."""
+    name = rng.choice(sorted(stage.ways))
+    stage.ways[name].cut(answers=rng.random() < 0.5)
+    time.sleep(rng.uniform(*CUT_S))
+    stage.ways[name].heal()
+    return Harm(on=frozenset([name]))
 
 
 def box_killed(stage: "ChaosStage", rng: random.Random) -> Harm | None:
@@ -196,7 +239,7 @@ def _meddle(stage: "ChaosStage", rng: random.Random, act: Callable[[redis.Redis,
             act(client, queue)
     finally:
         worker.signal(signal.SIGCONT)
-    return Harm()
+    return Harm(on=frozenset([worker.name]))
 
 
 def endpoint_failing(stage: "ChaosStage", rng: random.Random) -> Harm | None:
@@ -213,18 +256,38 @@ def session_cancelled(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     project = rng.choice(running)
     for coordinator in stage.coordinators:
         coordinator.tell("cancel", project)
+    return Harm(on=frozenset([project]))
+
+
+def command_out_of_memory(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The next command takes more memory than its box has."""
+    return _harm_command(stage, "command_out_of_memory")
+
+
+def command_timed_out(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The next command does not end within its time."""
+    return _harm_command(stage, "command_timed_out")
+
+
+def command_flooding(stage: "ChaosStage", rng: random.Random) -> Harm | None:
+    """The next command prints far more than an answer may have."""
+    return _harm_command(stage, "command_flooding")
+
+
+def _harm_command(stage: "ChaosStage", kind: str) -> Harm:
+    stage.model.harm(kind)
     return Harm()
 
 
 def disk_full(stage: "ChaosStage", rng: random.Random) -> Harm | None:
     """The shared volume takes nothing more for a moment."""
-    used = stage.volume_used_bytes()
+    used = stage.volume.used_bytes()
     if used is None:
         return None
-    if not stage.resize_volume(used):
+    if not stage.volume.resize(max(used, 1)):
         return None
     time.sleep(DISK_FULL_S)
-    stage.resize_volume(None)
+    stage.volume.resize()
     return Harm()
 
 
@@ -234,12 +297,16 @@ KINDS: Mapping[str, Fault] = {
         worker_killed,
         worker_handed_over,
         worker_paused,
+        worker_ended,
         coordinator_killed,
         coordinator_paused,
+        coordinator_ended,
         redis_paused,
+        redis_away,
         redis_restarted,
         redis_lost_its_last,
         connections_cut,
+        way_cut,
         box_killed,
         guest_killed,
         link_broken,
@@ -247,6 +314,9 @@ KINDS: Mapping[str, Fault] = {
         message_lost,
         endpoint_failing,
         session_cancelled,
+        command_out_of_memory,
+        command_timed_out,
+        command_flooding,
         disk_full,
         node_gone,
     )
@@ -268,6 +338,9 @@ SHORT = (
     "message_twice",
     "session_cancelled",
     "endpoint_failing",
+    "coordinator_ended",
+    "command_timed_out",
+    "command_flooding",
 )
 """What the short run has: nothing that takes long, or needs a file system of its own."""
 
@@ -283,10 +356,4 @@ def _pause(part: Part | None, rng: random.Random, most_s: float) -> Harm | None:
     part.signal(signal.SIGSTOP)
     time.sleep(rng.uniform(LEAST_PAUSE_S, most_s))
     part.signal(signal.SIGCONT)
-    return Harm()
-
-
-def mount_volume(path: str) -> bool:
-    """Mount a file system of its own for the shared volume; whether that was possible."""
-    argv = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES},mode=755", "tmpfs", path]
-    return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+    return Harm(on=frozenset([part.name]))

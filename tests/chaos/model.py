@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
+from tests.chaos.harms import COMMAND_HARMS
 
 SLOW_OF_100 = 12
 """So many of a hundred commands sleep, unless said otherwise: before or behind their line, so that faults meet them
@@ -45,6 +46,7 @@ class ChaosModel:
         self._lock = threading.Lock()
         self._calls = 0
         self._failing: deque[Turn | None] = deque()
+        self._harmful: deque[str] = deque()
         self._steps: dict[str, int] = {}
         self.is_over = False
         """Every session is done with its next reply."""
@@ -58,6 +60,11 @@ class ChaosModel:
         """Let the next requests fail, each in its own way; one in five is a reply that breaks off half-way."""
         with self._lock:
             self._failing.extend(rng.choice((*FAILURES, None)) for _ in range(requests - len(self._failing)))
+
+    def harm(self, kind: str) -> None:
+        """Let the next command hurt itself."""
+        with self._lock:
+            self._harmful.append(kind)
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> Turn:
         """Return the next turn of the session whose messages these are."""
@@ -95,6 +102,11 @@ class ChaosModel:
         self._calls += 1
         token = f"t{self._calls}"
         parts = [f"echo {token} >> log", f"echo said {token}"]
+        if self._harmful:
+            harm = COMMAND_HARMS[self._harmful.popleft()]
+            parts.insert(1, harm.part)
+            limit = {} if harm.timeout_ms is None else {"timeout_ms": harm.timeout_ms}
+            return ScriptedCall("Bash", {"command": "; ".join(parts), **limit})
         if self._random.randrange(100) < self._slow_of_100:
             parts.insert(self._random.randrange(2), f"sleep {SLEEP_S}")
         return ScriptedCall("Bash", {"command": "; ".join(parts)})

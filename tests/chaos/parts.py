@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from coordinator.embedded import redis_server_binary
+from tests.chaos.harms import BOX_MEMORY, PROFILE
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -48,6 +49,7 @@ class Part:
         self.may_run = True
         """Whether it is started again when it ends."""
         self._guard = threading.RLock()
+        self._draining: subprocess.Popen[bytes] | None = None
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
@@ -62,7 +64,7 @@ class Part:
 
     def serves(self) -> bool:
         """Whether it runs and can be ended in order."""
-        return self.is_alive
+        return self.is_alive and self._draining is not self._process
 
     def start(self) -> None:
         """Start a new process."""
@@ -73,6 +75,12 @@ class Part:
         """Send a signal if it runs."""
         if self.is_alive:
             self.process.send_signal(number)
+
+    def drain(self) -> None:
+        """Let its present process end in order."""
+        with self._guard:
+            self._draining = self._process
+            self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill it and wait for its end."""
@@ -115,9 +123,14 @@ class RedisServer(Part):
         self.may_run = False
 
     @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.directory / "s"
+
+    @property
     def url(self) -> str:
         """Its address."""
-        return f"unix://{self.directory / 's'}"
+        return f"unix://{self.socket}"
 
     def client(self) -> redis.Redis:
         """A client that repeats nothing."""
@@ -166,6 +179,7 @@ class Worker(Part):
             # So that the checker reads copies without mounting them.
             "SANDHOG_WORKSPACE_DISKS": "false",
             "SANDHOG_BREAKER": BREAKER,
+            "SANDHOG_PROFILES": json.dumps({PROFILE: {"memory": BOX_MEMORY}}),
         }
         if lanes is not None:
             self._environment["SANDHOG_LANES"] = str(lanes)
@@ -179,7 +193,7 @@ class Worker(Part):
         except FileNotFoundError:
             return False
         (caught,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")] or ["0"]
-        return self.is_alive and bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+        return super().serves() and bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
     def _spawn(self, log: Any) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, "-m", "worker", "run"]
@@ -206,7 +220,7 @@ class CoordinatorPart(Part):
 
     def serves(self) -> bool:
         """Whether its present process goes on with what others leave."""
-        return self.is_alive and self._ready is self._process
+        return super().serves() and self._ready is self._process
 
     def tell(self, *words: str) -> bool:
         """Write one line to it; whether that was possible."""

@@ -163,7 +163,7 @@ def measured(stage: ChaosStage, probe: Probe, kind: str, rng: random.Random) -> 
         until(lambda: probe.first(BOX_ENDED, "", harm.at) is not None, "the box has ended")
         harm = Harm(harm.victims, probe.first(BOX_ENDED, "", harm.at) or harm.at)
     since, victims = harm.at + (0.0 if kind == "box_killed" else JUST_S), set(harm.victims)
-    stage.note(kind, harm)
+    stage.note(kind, harm, time.time())
     found = []
     deadline = time.monotonic() + RECOVERED_S
     while victims and time.monotonic() < deadline:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
-from tests.chaos.checker import Verdict, check_sessions
+from tests.chaos.checker import Known, Verdict, check_sessions
 from tests.chaos.faults import KINDS, WEIGHTS
 from tests.chaos.shape import Shape
 from tests.chaos.stage import opened
@@ -20,6 +20,10 @@ DUE_S = 6.0
 CALM_S = 120.0
 """With `calm`, how long a fault's recovery is waited for before the next."""
 FINISH_S = 300.0
+LEAST_OFTEN = 20
+"""Of a thousand faults so many are of each kind."""
+MOST_MISSES = 100
+"""So often in a row a fault that found nothing to hurt is put off to a later place; one may be impossible here."""
 MAY_FAIL = (
     ("disk_full", "storage"),
     ("disk_full", "box:"),
@@ -46,6 +50,8 @@ class Plan:
     _: KW_ONLY
     answers_between: int = 0
     """So many calls succeed behind a fault before the next, or `PATIENCE_S` pass: else there is nothing to hurt."""
+    most_unknown: float = 1.0
+    """The largest share of the calls that may have run."""
     calm: bool = False
     """Wait for the recovery from each fault, to measure it."""
     keep: bool = False
@@ -65,11 +71,14 @@ class Report:
 
 
 def schedule(plan: Plan) -> "list[str]":
-    """Return the kinds of a plan's faults in order: each comes once before chance decides."""
+    """Return the kinds of a plan's faults in order: each once, then often enough; chance decides the rest."""
     rng = random.Random(plan.seed)
     kinds = list(plan.kinds)
     first = rng.sample(kinds, len(kinds))
-    more = rng.choices(kinds, [WEIGHTS.get(kind, 1.0) for kind in kinds], k=max(0, plan.faults - len(first)))
+    often = kinds * min(LEAST_OFTEN * plan.faults // 1000, plan.faults // len(kinds) - 1)
+    weights = [WEIGHTS.get(kind, 1.0) for kind in kinds]
+    more = [*often, *rng.choices(kinds, weights, k=max(0, plan.faults - len(first) - len(often)))]
+    rng.shuffle(more)
     return [*first, *more]
 
 
@@ -80,18 +89,22 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
     deadline = began + plan.minutes * 60
     with opened(plan.seed, plan.shape) as stage:
         rng = random.Random(plan.seed + 1)
-        kinds, patient_until = schedule(plan), 0.0
+        kinds, misses, patient_until = schedule(plan), Counter[str](), 0.0
         while time.monotonic() < deadline and (report.injected.total() < plan.faults or stage.model.calls < plan.calls):
             done = report.injected.total()
             is_early = stage.model.calls < _due(plan, done) and time.monotonic() < patient_until
             if done >= plan.faults or is_early:
                 time.sleep(0.05)
                 continue
-            kind = kinds.pop(0) if kinds else rng.choice(plan.kinds)
+            kind, fault_began = kinds.pop(0) if kinds else rng.choice(plan.kinds), time.time()
             harm = KINDS[kind](stage, random.Random(rng.random()))
-            if harm is not None:
+            if harm is None and misses[kind] < MOST_MISSES:
+                misses[kind] += 1
+                kinds.insert(rng.randint(0, len(kinds)), kind)
+            elif harm is not None:
+                misses[kind] = 0
                 report.injected[kind] += 1
-                stage.note(kind, harm)
+                stage.note(kind, harm, fault_began)
                 say(
                     f"{time.monotonic() - began:7.1f} s  {report.injected.total():4}  {kind}  {stage.model.calls} calls"
                 )
@@ -105,7 +118,9 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
                 time.sleep(0.02)
         leftovers = stage.finish(FINISH_S)
         may_fail = [words for kind, words in MAY_FAIL if report.injected[kind]]
-        report.verdict = check_sessions(stage.directory, stage.projects, may_fail, stage.cut_off)
+        known = Known(stage.projects, may_fail, stage.cut_off, stage.faults, stage.owners, stage.claimed)
+        report.verdict = check_sessions(stage.directory, known)
+        report.verdict.demand_few_unknown(plan.most_unknown)
         report.verdict.violations += leftovers
         report.recoveries = stage.recoveries
         report.seconds = time.monotonic() - began

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -20,13 +19,15 @@ import docker
 from docker.errors import APIError
 
 from coordinator.endpoint.scripted import ScriptedEndpoint
-from coordinator.session.reading import segments
-from coordinator.session.takeover import TAIL_BYTES
+from tests.chaos.causes import Done
 from tests.chaos.checker import redis_leftovers
-from tests.chaos.faults import VOLUME_BYTES, Harm, mount_volume
+from tests.chaos.claims import Call, claimed, has_ended, without_claim
+from tests.chaos.faults import Harm
 from tests.chaos.model import ChaosModel
 from tests.chaos.parts import CoordinatorPart, Part, RedisServer, Worker, until
 from tests.chaos.shape import Shape
+from tests.chaos.volume import Volume
+from tests.chaos.ways import Way
 
 AGENT_UID = 54_321
 LOOK_S = 0.1
@@ -68,7 +69,7 @@ class ChaosStage:
         self.shape = shape
         self.projects = directory / "projects"
         self.projects.mkdir()
-        self.has_volume = False
+        self.volume = Volume(directory / "sessions")
         self.model = ChaosModel(seed, shape.slow_of_100, shape.steps, shape.think_s, shape.step_calls)
         self.endpoint = ScriptedEndpoint(self.model)
         self.endpoint.requests = type(self.endpoint.requests)(maxlen=1)
@@ -76,10 +77,15 @@ class ChaosStage:
         name = f"chaos-{os.getpid()}"
         # Room for all with as many nodes away as may be, and not for all on fewer.
         places = -(-shape.sessions // max(shape.workers - shape.most_gone, 1))
-        self.workers = [Worker(f"{name}-{n}", directory, self.redis.url, places) for n in range(shape.workers)]
+        workers = [f"{name}-{n}" for n in range(shape.workers)]
+        coordinators = [f"coordinator-{n}" for n in range(shape.coordinators)]
+        self.ways = {one: Way(self.redis.socket) for one in (workers[0], coordinators[0])}
+        """Of one part of each kind: they take the harness' time."""
+        urls = {one: way.url for one, way in self.ways.items()}
+        self.workers = [Worker(one, directory, urls.get(one, self.redis.url), places) for one in workers]
         self.coordinators = [
-            CoordinatorPart(f"coordinator-{n}", directory, self.redis.url, self.endpoint.base_url, self._told)
-            for n in range(shape.coordinators)
+            CoordinatorPart(one, directory, urls.get(one, self.redis.url), self.endpoint.base_url, self._told)
+            for one in coordinators
         ]
         for coordinator in self.coordinators:
             coordinator.on_start = self._lost
@@ -90,8 +96,14 @@ class ChaosStage:
         self.answers: Counter[str] = Counter()
         self.cut_off: set[str] = set()
         """Sessions whose coordinator said that the volume took nothing more."""
+        self.claimed: set[Call] = set()
+        """Calls whose claims were left so."""
         self.expiring_keys = 0
         """Keys that were left in Redis to expire, once all had ended."""
+        self.faults: list[Done] = []
+        """All that were done."""
+        self.owners: dict[str, set[str]] = {}
+        """The coordinators that a session was with, by its id."""
         self._docker = docker.APIClient(timeout=60)
         self._lock = threading.RLock()
         self._live: dict[str, str] = {}
@@ -111,7 +123,7 @@ class ChaosStage:
         sessions = self.directory / "sessions"
         sessions.mkdir()
         if self.shape.has_volume:
-            self.has_volume = mount_volume(str(sessions))
+            self.volume.mount()
         self.redis.start()
         for part in (*self.workers, *self.coordinators):
             part.start()
@@ -167,23 +179,12 @@ class ChaosStage:
         with self._lock:
             self._returns.append((worker, victims, latest))
 
-    def volume_used_bytes(self) -> int | None:
-        """Return what is used of the shared volume; None where it cannot be made full."""
-        if not self.has_volume:
-            return None
-        stat = os.statvfs(self.directory / "sessions")
-        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize
-
-    def resize_volume(self, size: int | None) -> bool:
-        """Give the shared volume a size, None for its first one; return whether it can have it."""
-        option = f"remount,size={size or VOLUME_BYTES}"
-        argv = ["mount", "-o", option, str(self.directory / "sessions")]
-        return subprocess.run(argv, check=False, capture_output=True).returncode == 0
-
     # What the run does.
 
-    def note(self, kind: str, harm: Harm) -> None:
-        """Measure how long the victims of a fault take to recover."""
+    def note(self, kind: str, harm: Harm, began: float) -> None:
+        """Keep a fault that began so many seconds since the epoch; measure how long its victims take to recover."""
+        whom = frozenset() if harm.is_any else harm.victims | harm.on
+        self.faults.append(Done(kind, began, time.time(), whom))
         if harm.victims:
             with self._lock:
                 self._waits.append(Wait(kind, harm, set(harm.victims)))
@@ -205,9 +206,9 @@ class ChaosStage:
 
     def finish(self, timeout_s: float) -> list[str]:
         """End the load, then all parts; return what is left over or did not end."""
+        wrong = self._without_claim()
         self._is_loaded = False
         self.model.is_over = True
-        wrong = []
         try:
             until(lambda: not self._running(), "all sessions end", timeout_s)
         except TimeoutError as exc:
@@ -225,6 +226,7 @@ class ChaosStage:
             wrong += [f"{part.name} ended with {code}" for part, code in zip(parts, codes, strict=True) if code != 0]
         with self.redis.client() as client:
             ttls = {key.decode(): client.ttl(key) for key in list(client.scan_iter())}
+            self.claimed = claimed(client)
         self.expiring_keys = sum(ttl >= 0 for ttl in ttls.values())
         wrong += [f"left in Redis: {name}" for name in redis_leftovers(ttls, [one.name for one in self.workers])]
         for worker in self.workers:
@@ -245,6 +247,8 @@ class ChaosStage:
             part.may_run = False
             if part.is_alive:
                 part.kill()
+        for way in self.ways.values():
+            way.close()
         # The engine may still be making what a worker had asked for.
         for _ in range(2):
             for worker in self.workers:
@@ -254,8 +258,13 @@ class ChaosStage:
             time.sleep(LEFT_S)
         self.endpoint.close()
         self._docker.close()
-        if self.has_volume:
-            subprocess.run(["umount", "-l", str(self.directory / "sessions")], check=False)
+        self.volume.close()
+
+    def _without_claim(self) -> list[str]:
+        if any(fault.kind == "redis_lost_its_last" for fault in self.faults):
+            return []
+        with self.redis.client() as client:
+            return without_claim(self.directory / "sessions", client)
 
     def _running(self) -> list[str]:
         with self._lock:
@@ -334,6 +343,7 @@ class ChaosStage:
                 case "began":
                     self._live[project] = coordinator
                     self._projects[told["session"]] = project
+                    self.owners.setdefault(told["session"], set()).add(coordinator)
                 case "placed":
                     self._nodes[project] = told["node"]
                 case "call":
@@ -366,12 +376,6 @@ class ChaosStage:
                 projects |= {project for path in sources if (project := self._projects.get(path.parent.name))}
                 found += [BoxSeen(one["Id"], project) for project in projects]
         return sorted(found, key=lambda box: box.project)
-
-
-def has_ended(session_dir: Path) -> bool:
-    """Return whether a session's transcript says that it has ended."""
-    paths = segments(session_dir)
-    return bool(paths) and b'"type":"session_ended"' in paths[max(paths)].read_bytes()[-TAIL_BYTES:]
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What a cluster gets over by itself: a node that hands over, a Redis that forgot, clocks that are wrong."""
 
 import asyncio
-import contextlib
 import json
 import shutil
 import signal
@@ -17,6 +16,7 @@ from coordinator.session.step_events import ModelReplied
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Played, Stage, Start, answers
 from tests.cluster.machines import Server
+from tests.cluster.one_sided import OneSided
 from tests.conftest import Until
 
 pytestmark = [pytest.mark.long, pytest.mark.docker]
@@ -160,49 +160,6 @@ async def test_a_cancel_reaches_a_node_whose_lanes_are_all_taken(stage: Stage, s
     assert "so far" in finished.answer
     assert contents(await asyncio.wait_for(third, WAIT_S))[0]["text"].strip() == "after"
     assert not (stage.project / "never").exists()
-
-
-class OneSided:
-    """A way to Redis on which what Redis answers gets lost while `is_cut`; what it is told arrives all the same."""
-
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.is_cut = False
-
-    @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[str]:
-        """Yield the address of Redis by this way."""
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        try:
-            yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        far_reader, far_writer = await asyncio.open_unix_connection(str(self._socket))
-        # Cancelled at the end; the stream's own callback would take that for an error.
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._carry(reader, far_writer))
-                group.create_task(self._carry(far_reader, writer, is_answer=True))
-
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_answer: bool = False
-    ) -> None:
-        try:
-            while data := await reader.read(65_536):
-                if not (is_answer and self.is_cut):
-                    writer.write(data)
-                    await writer.drain()
-        finally:
-            writer.close()
 
 
 @pytest.mark.timeout(240)
