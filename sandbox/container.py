@@ -117,9 +117,7 @@ class DockerContainer:
             raise
         if state["Running"]:
             return None
-        if state.get("OOMKilled"):
-            return LossReason.OOM, "the box's memory limit ended its guest"
-        return self._deaths.reason(self._name)
+        return self._deaths.reason(self._name, had_oom=bool(state.get("OOMKilled")))
 
     def let_go(self) -> None:
         """Let its guest come here no more: it lives on, and whoever takes it over opens the door anew."""

@@ -1,9 +1,9 @@
 """Why containers ended, from the engine's events: an ended box is removed at once, so it cannot be asked later."""
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from sandbox.engine_events import EngineEvents
@@ -12,10 +12,22 @@ from sandbox.errors import LossReason
 RUNTIME_LABEL = "sandhog.runtime"
 """On each container; the engine's events carry its labels."""
 REMEMBERED = 1000
-OOM_WINDOW_S = 5.0
+OOM_WINDOW_S = 1.0
+"""By the engine's clock; a command that the kernel took for its memory longer before has nothing to do with an end."""
 WAIT_S = 1.0
 DEAD_MAN_EXIT = 142
 SIGKILL_EXIT = 137
+
+
+@dataclass(frozen=True)
+class _Death:
+    """How a container ended."""
+
+    at: float
+    """Seconds, by the engine's clock."""
+    exit_code: str
+    signal: str | None
+    """What somebody ended it with by the engine; None for nobody."""
 
 
 class Deaths:
@@ -28,18 +40,27 @@ class Deaths:
         """
         self._on_hung = on_hung
         self._changed = threading.Condition()
-        self._deaths: OrderedDict[str, tuple[LossReason, str]] = OrderedDict()
+        self._deaths: OrderedDict[str, _Death] = OrderedDict()
         self._ooms: OrderedDict[str, float] = OrderedDict()
         self._kills: OrderedDict[str, str] = OrderedDict()
         self._hung: OrderedDict[str, None] = OrderedDict()
         # What is missed while there is no stream is only a less exact reason.
         self._events = EngineEvents(subscribe, self._take)
 
-    def reason(self, name: str, wait_s: float = WAIT_S) -> tuple[LossReason, str]:
-        """Why the container ended; waits a moment for the event."""
+    def reason(self, name: str, wait_s: float = WAIT_S, *, had_oom: bool = False) -> tuple[LossReason, str]:
+        """Why the container ended; waits a moment for the event.
+
+        Args:
+            name: The container.
+            wait_s: How long its event is waited for.
+            had_oom: The engine says that the kernel took something in it for its memory, at some time.
+        """
         with self._changed:
             self._changed.wait_for(lambda: name in self._deaths, wait_s)
-            return self._deaths.get(name, (LossReason.ENDED, "the container is gone"))
+            death = self._deaths.get(name)
+            if death is None:
+                return LossReason.ENDED, "the container is gone"
+            return self._explain(name, death, had_oom)
 
     def is_known(self, name: str) -> bool:
         """Whether the container is known to have ended."""
@@ -54,7 +75,7 @@ class Deaths:
         name, action = attributes.get("name", ""), event.get("Action", "")
         with self._changed:
             if action == "oom":
-                _remember(self._ooms, name, time.monotonic())
+                _remember(self._ooms, name, event.get("timeNano", 0) / 1e9)
                 if attributes.get(RUNTIME_LABEL, "").startswith("runsc") and name not in self._hung:
                     # The kernel killed a part of gVisor, which never answers again.
                     _remember(self._hung, name, None)
@@ -62,21 +83,25 @@ class Deaths:
             elif action == "kill":
                 _remember(self._kills, name, attributes.get("signal", ""))
             elif action == "die":
-                _remember(self._deaths, name, self._explain(name, attributes.get("exitCode", "")))
+                at, exit_code = event.get("timeNano", 0) / 1e9, attributes.get("exitCode", "")
+                _remember(self._deaths, name, _Death(at, exit_code, self._kills.get(name)))
                 self._changed.notify_all()
 
-    def _explain(self, name: str, exit_code: str) -> tuple[LossReason, str]:
+    def _explain(self, name: str, death: _Death, had_oom: bool) -> tuple[LossReason, str]:
         if name in self._hung:
             return LossReason.OOM, "the box's memory limit ended it"
-        if name in self._kills:
-            return LossReason.KILLED, f"the container was killed (signal {self._kills[name]})"
-        if exit_code == str(SIGKILL_EXIT) and time.monotonic() - self._ooms.get(name, -1e9) < OOM_WINDOW_S:
-            return LossReason.OOM, "the box's memory limit ended its guest"
-        if exit_code == str(SIGKILL_EXIT):
+        if death.signal is not None:
+            return LossReason.KILLED, f"the container was killed (signal {death.signal})"
+        if death.exit_code == str(SIGKILL_EXIT):
+            # Where no event told of it, it was missed, or is late: then it was this end.
+            oom_at = self._ooms.get(name)
+            is_oom = had_oom if oom_at is None else abs(death.at - oom_at) < OOM_WINDOW_S
+            if is_oom:
+                return LossReason.OOM, "the box's memory limit ended its guest"
             return LossReason.KILLED, "the main process of the container was killed"
-        if exit_code == str(DEAD_MAN_EXIT):
+        if death.exit_code == str(DEAD_MAN_EXIT):
             return LossReason.ENDED, "no heartbeat reached the box for too long"
-        return LossReason.ENDED, f"the container ended with exit code {exit_code}"
+        return LossReason.ENDED, f"the container ended with exit code {death.exit_code}"
 
 
 def _remember(table: "OrderedDict[str, Any]", name: str, value: Any) -> None:

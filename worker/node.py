@@ -35,11 +35,12 @@ redis.call('SADD', KEYS[3], ARGV[2])
 return {{1 + redis.call('SISMEMBER', KEYS[4], ARGV[2]), life}}
 """
 RELEASE = """
--- KEYS: lease, description, nodes. ARGV: incarnation, node. Takes back what is this life's, nothing of a later one.
+-- KEYS: lease, description, nodes, places. ARGV: incarnation, node. Takes back what is this life's, nothing of a later
+-- one. Nobody has a place on a node that has left: who gives places back looks only at nodes that are there.
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return 0 end
 if not held and not string.find(redis.call('GET', KEYS[2]) or '', ARGV[1], 1, true) then return 0 end
-redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[4])
 redis.call('SREM', KEYS[3], ARGV[2])
 return 1
 """
@@ -123,7 +124,8 @@ class Lease:
         """Stop renewing and take the lease back, so that nobody waits for it to lapse."""
         self.stop()
         try:
-            self._release(keys=self._keys, args=[self._life.incarnation, self._life.node])
+            names = [*self._keys, keys.places(self._life.node)]
+            self._release(keys=names, args=[self._life.incarnation, self._life.node])
         except redis.RedisError as exc:
             log.warning("the lease was left to lapse", extra={"error": str(exc)})
 

@@ -109,7 +109,9 @@ class Placement:
                 lives, unfit = self._suitable(ready, wanted)
                 if home is not None and not await self._may_leave(home):
                     lives, nobody_since = [], self._clock()
-                if ready and not lives and self._clock() - nobody_since > TOOLS_WAIT_S:
+                # A directory is nowhere else: its node, which may be restarted, is waited for as one that is alone is.
+                wait_s = TOOLS_WAIT_S if wanted.bound_to is None else NODE_WAIT_S
+                if ready and not lives and self._clock() - nobody_since > wait_s:
                     raise NoBox(unfit)
                 if lives:
                     ranked = [(life, wanted.rank(life, home)) for life in lives]

@@ -19,9 +19,9 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import CANCELLED_S, patiently
-from coordinator.cluster.placement import directory_away
 from coordinator.cluster.seat import Seat
 from coordinator.cluster.turns import PlaceWanted
+from coordinator.ending import first
 from coordinator.errors import LostSession, NoBox, NodeTrouble, RedisLost
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
@@ -123,20 +123,19 @@ class SessionPlace:
     async def present(self, seat: Seat, stop: asyncio.Event) -> Seat:
         """Return the seat to be used in place of one that the session had: on another node where its own is lost.
 
-        A node that may come back is waited for, until `stop` is set.
+        A node that may come back is waited for, and so is a place, until `stop` is set. A directory is on one machine:
+        the lost node's next life, or another node there, has the box then.
 
         Raises:
-            NoBox: there is no other node, or the workspace is on the lost one only.
+            NoBox: there is no other node.
         """
         lost = seat.node.node
         if await self._cluster.placement.outlasts(lost, stop):
             return seat
-        if self._request.workspace.mode is not WorkspaceMode.COPY:
-            raise NoBox(directory_away(lost))
         log.warning("a session moves", extra={"session_id": self._session, "from": lost})
         self._emit(BoxReplaced(reason=f"its node {lost} is gone"))
         self._home = lost
-        return await self._seated()
+        return await first(asyncio.create_task(self._seated()), stop) or seat
 
     async def same(self, seat: Seat, stop: asyncio.Event) -> Seat:
         """Return a sub-agent's seat while its node is there: it ends with it, and the session above it moves.
@@ -262,8 +261,9 @@ class SessionPlace:
                 await self._cluster.ownership.disown(self._session)
                 if not is_done:
                     await self._keep_seen()
-        # An earlier owner may have died between a place on another node and giving back the one before it.
-        only = node.node if node is not None and self._generation == 1 else None
+        # An earlier owner may have died, or a move been broken off, between a place on another node and giving back the
+        # one before it.
+        only = node.node if node is not None and self._generation == 1 and self._home is None else None
         if await placement.withdraw(self._session, only, away_s=away_s):
             try:
                 await store.withdraw_grants(self._session, steps.granted)

@@ -118,7 +118,7 @@ class SessionRunner:
         self.copies: Copying | None = None
         """Copies its workspace for forks; None before it runs."""
         self._cancelled: asyncio.Event | None = None
-        self._abandoned = asyncio.Event()
+        self._abandoned, self._handed_on = asyncio.Event(), asyncio.Event()
         self._abandoned_as = Ending("failed", "")
         self._finish_s = FINISH_S
 
@@ -178,6 +178,7 @@ class SessionRunner:
             registry=talk.registry,
             home_tools=talk.home_tools,
             budgets=request.budgets,
+            handed_on=self._handed_on,
             on_servers=None if talk.agent else self._look_at_servers,
         )
         strict = self._model.settings.strict_tools
@@ -235,6 +236,8 @@ class SessionRunner:
     def abandon(self, ending: Ending, *, finish_s: float) -> None:
         """Let `run` return soon, whatever it waits for; the node may take `finish_s` to say what became of the work."""
         self._abandoned_as, self._finish_s = ending, finish_s
+        if ending.is_lost:
+            self._handed_on.set()
         self._abandoned.set()
 
     def _was_lost(self) -> None:

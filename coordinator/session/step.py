@@ -69,6 +69,8 @@ class StepRunner:
     """Calls of the present step that may have been sent."""
     _here: set[int] = field(default_factory=set)
     """Those of them that run in this process."""
+    handed_on: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when another owner goes on with the session: it finds out what became of the calls that are open."""
     running: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while calls run; whoever holds it meanwhile finds the workspace between two steps."""
     open_calls: OpenCalls = field(default_factory=OpenCalls)
@@ -84,6 +86,7 @@ class StepRunner:
         Raises:
             LostSession: another coordinator has the session now.
             RedisLost: nothing more can be found out; every call has its answer all the same.
+            CancelledError: as `RedisLost`; where the session is handed on, open calls are left without an answer.
         """
         answers: dict[int, Answered] = {}
         self._begun.clear()
@@ -100,10 +103,7 @@ class StepRunner:
                 for stretch in stretches([call for call in calls if call.refusal is None]):
                     await self._run_stretch(step, stretch, seat, cancelled, answers)
         except (RedisLost, asyncio.CancelledError) as exc:
-            why = str(exc) or "the session was broken off"
-            for call in calls:
-                if call.index not in answers:
-                    self.record(step, left(call, why, has_begun=call.index in self._begun), answers)
+            self._leave(step, calls, str(exc) or "the session was broken off", answers)
             raise
         in_order = [answers[call.index] for call in calls]
         fitted = within_step(in_order, self.budgets.step_bytes)
@@ -114,6 +114,12 @@ class StepRunner:
         if self.on_servers is not None and self._servers:
             await self.on_servers(self._servers, seat)
         return [answer.content for answer in fitted]
+
+    def _leave(self, step: int, calls: Sequence[PlannedCall], why: str, answers: dict[int, Answered]) -> None:
+        """Answer what nobody waits for any more, unless the next owner does."""
+        for call in calls:
+            if call.index not in answers and not self.handed_on.is_set():
+                self.record(step, left(call, why, has_begun=call.index in self._begun), answers)
 
     async def _begin(self, step: int, seat: Seat, cancelled: asyncio.Event) -> None:
         """Make this the session's step; of a sub-agent, also ask whether the sessions above it are still ours.

@@ -1,4 +1,7 @@
-"""What explains that nobody knows what became of a call: a fault of a kind that can, where it ran, shortly before."""
+"""What explains that nobody knows what became of a call, or that a session failed.
+
+A fault of a kind that can, where it ran, shortly before.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +17,8 @@ CAUSES: Mapping[str, Collection[str]] = {
     "CANCELLED": (*_REDIS, *_COORDINATOR, "session_cancelled"),
 }
 """Codes of calls that may have run, and the kinds of faults that explain them; others are explained by none."""
+ENDS: Mapping[str, Collection[str]] = {"storage": ("disk_full",), "box": ("disk_full", "node_gone")}
+"""The same of failed sessions, by how their reasons begin."""
 WITHIN_S = 60.0
 """A takeover, a node's next life and the question about an open call, together, take less."""
 MOVED_WITHIN_S = 200.0
@@ -34,17 +39,17 @@ class Done:
     """Projects and names of parts that it has hurt; none: everybody."""
 
 
-def is_explained(code: str, at: float, whom: Collection[str], faults: Sequence[Done]) -> bool:
-    """Return whether a fault explains an answer.
+def is_explained(kinds: Collection[str], at: float, whom: Collection[str], faults: Sequence[Done]) -> bool:
+    """Return whether a fault explains an answer, or a session's end.
 
     Args:
-        code: That of the answer.
-        at: When the answer was written.
+        kinds: Those of the faults that can.
+        at: When the answer, or the end, was written.
         whom: The session's project, and the parts that it has been on.
         faults: All that were done.
     """
     return any(
-        fault.kind in CAUSES.get(code, ())
+        fault.kind in kinds
         and (not fault.whom or not fault.whom.isdisjoint(whom))
         and fault.began - SLACK_S <= at <= fault.ended + (MOVED_WITHIN_S if fault.kind == "node_gone" else WITHIN_S)
         for fault in faults

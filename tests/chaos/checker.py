@@ -17,7 +17,7 @@ from coordinator.session.rebuild import Rebuilt, rebuild
 from coordinator.session.session_events import SessionEnded, SessionPlaced, SessionResumed, SessionStarted
 from coordinator.session.step_events import ModelReplied, ReplyTaken
 from coordinator.session.transcript import Entry
-from tests.chaos.causes import CAUSES, Done, is_explained
+from tests.chaos.causes import CAUSES, ENDS, Done, is_explained
 from tests.chaos.claims import Call
 from tests.chaos.harms import COMMAND_HARMS, harm_in
 from worker.contract.orders import WorkspaceMode
@@ -92,8 +92,6 @@ class Known:
 
     projects: Path
     """The directory of the projects; a session's prompt names its own."""
-    may_fail: Sequence[str] = ()
-    """How the reasons of failed sessions may begin."""
     cut_off: Collection[str] = ()
     """Sessions that a full volume ended: their last answers and their end may have had no room."""
     faults: Sequence[Done] = ()
@@ -141,18 +139,18 @@ def _check_session(session_dir: Path, known: Known, verdict: Verdict) -> str:
     verdict.violations += [f"{name}: {fault}" for fault in reading.faults]
     verdict.resumed += sum(isinstance(event, SessionResumed) for event in events)
     rebuilt = rebuild(reading.entries)
+    whom = {started.prompt, *known.owners.get(name, ())}
+    whom |= {event.node for event in events if isinstance(event, SessionPlaced)}
     is_cut_off = name in known.cut_off and rebuilt.ended is None
     if is_cut_off:
         verdict.sessions[CUT_OFF] += 1
     else:
         _check_history(name, rebuilt, verdict)
-        _check_end(name, events, verdict, known.may_fail)
+        _check_end(name, [one for one in reading.entries if one.event is not None], whom, known.faults, verdict)
     is_copy = started.workspace_mode == WorkspaceMode.COPY.value
     log = (session_dir / COPY_DIR if is_copy else known.projects / started.prompt) / "log"
     wrong: list[str] = []
     calls = asked_calls(name, reading.entries, wrong)
-    whom = {started.prompt, *known.owners.get(name, ())}
-    whom |= {event.node for event in events if isinstance(event, SessionPlaced)}
     verdict.violations += check_unknown(calls, whom, known.faults)
     verdict.violations += check_claims(calls, known.claimed)
     verdict.violations += [one for one in wrong if not (is_cut_off and one.endswith(NO_ANSWER))]
@@ -168,16 +166,22 @@ def _check_history(name: str, rebuilt: Rebuilt, verdict: Verdict) -> None:
         verdict.violations.append(f"{name}: {exc}")
 
 
-def _check_end(name: str, events: Sequence[Any], verdict: Verdict, may_fail: Sequence[str]) -> None:
-    ends = [event for event in events if isinstance(event, SessionEnded)]
-    verdict.sessions[ends[-1].status if ends else "no end"] += 1
-    if len(ends) != 1 or events[-1] is not ends[0]:
-        verdict.violations.append(f"{name}: {len(ends)} ends, and the last event is {type(events[-1]).__name__}")
+def _check_end(
+    name: str, entries: Sequence[Entry], whom: Collection[str], faults: Sequence[Done], verdict: Verdict
+) -> None:
+    ends = [(entry.event, entry.at) for entry in entries if isinstance(entry.event, SessionEnded)]
+    verdict.sessions[ends[-1][0].status if ends else "no end"] += 1
+    if len(ends) != 1 or entries[-1].event is not ends[0][0]:
+        verdict.violations.append(f"{name}: {len(ends)} ends, and the last event is {type(entries[-1].event).__name__}")
         return
-    (end,) = ends
-    may = end.status in ("completed", "cancelled") or end.stop_reason.startswith(tuple(may_fail))
-    if not may:
+    ((end, at),) = ends
+    causes = ENDS.get(end.stop_reason.split(":")[0], ())
+    if end.status not in ("completed", "cancelled") and not is_explained(causes, _seconds(at), whom, faults):
         verdict.violations.append(f"{name}: ended as {end.status}: {end.stop_reason}")
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()
 
 
 def asked_calls(name: str, entries: Sequence[Entry], violations: list[str]) -> list[Asked]:
@@ -199,8 +203,7 @@ def asked_calls(name: str, entries: Sequence[Entry], violations: list[str]) -> l
                 calls.append(Asked(place, key, token, UNANSWERED, ""))
                 continue
             ((answer, written),) = got
-            at = datetime.fromisoformat(written).timestamp()
-            calls.append(Asked(place, key, token, _kind(answer, harm), answer.answer, at, harm))
+            calls.append(Asked(place, key, token, _kind(answer, harm), answer.answer, _seconds(written), harm))
     violations += [f"{name} step {step} call {index}: an answer to no call" for step, index in answers]
     return calls
 
@@ -231,7 +234,7 @@ def check_unknown(calls: Sequence[Asked], whom: Collection[str], faults: Sequenc
     return [
         f"{call.place}: {call.kind} without a fault before it: {call.answer[:300]}"
         for call in calls
-        if call.kind in UNKNOWN_CODES and not is_explained(call.kind, call.at, whom, faults)
+        if call.kind in UNKNOWN_CODES and not is_explained(CAUSES[call.kind], call.at, whom, faults)
     ]
 
 

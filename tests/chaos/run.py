@@ -24,13 +24,6 @@ LEAST_OFTEN = 20
 """Of a thousand faults so many are of each kind."""
 MOST_MISSES = 100
 """So often in a row a fault that found nothing to hurt is put off to a later place; one may be impossible here."""
-MAY_FAIL = (
-    ("disk_full", "storage"),
-    ("disk_full", "box:"),
-    ("disk_full", "refused"),
-    ("node_gone", "box: the node"),
-)
-"""How the reasons of failed sessions may begin, by the fault that explains them: a bound directory is on one node."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +110,7 @@ def perform(plan: Plan, say: Callable[[str], None] = lambda words: None) -> Repo
             while plan.calm and stage.is_recovering and time.monotonic() < min(settled, deadline):
                 time.sleep(0.02)
         leftovers = stage.finish(FINISH_S)
-        may_fail = [words for kind, words in MAY_FAIL if report.injected[kind]]
-        known = Known(stage.projects, may_fail, stage.cut_off, stage.faults, stage.owners, stage.claimed)
+        known = Known(stage.projects, stage.cut_off, stage.faults, stage.owners, stage.claimed)
         report.verdict = check_sessions(stage.directory, known)
         report.verdict.demand_few_unknown(plan.most_unknown)
         report.verdict.violations += leftovers

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,34 @@ async def test_a_session_whose_node_is_lost_goes_on_at_another(
     assert [one for one in played.events if isinstance(one, BoxReplaced)]
     assert "fresh sandbox" in str(played.requests[-1]["messages"])
     assert "+x\n+y" in (played.result.patch or "")
+
+
+@pytest.mark.timeout(240)
+async def test_a_session_on_a_directory_whose_node_left_goes_on_at_another_of_that_machine(
+    stage: Stage, start: Start
+) -> None:
+    nodes = {node.name: node for node in (start("a"), start("b"))}
+    seen: list[Any] = []
+    has_left = threading.Event()
+    turns = [bash("echo x >> log"), bash("echo y >> log; cat log"), Turn("done")]
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        turn = in_turn(turns)(messages)
+        if turn is turns[1]:
+            has_left.wait(WAIT_S)
+        return turn
+
+    playing = asyncio.create_task(stage.play(script, sinks=(seen.append,)))
+    await gone(lambda: not (stage.project / "log").exists())
+    first = nodes[placed(seen)[0]]
+    first.process.terminate()
+    assert await asyncio.to_thread(first.process.wait) == 0
+    has_left.set()
+    played = await playing
+
+    assert played.result.status == "completed", played.result
+    assert set(placed(played.events)) == set(nodes)
+    assert contents(played)[-1]["text"].split() == ["x", "y"]
 
 
 def shown(server: Server, *argv: str) -> str:

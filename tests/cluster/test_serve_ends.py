@@ -29,6 +29,26 @@ def stop(server: Server) -> None:
     assert server.process.wait(100) == 0, server.log.read_text()
 
 
+def test_a_call_that_runs_when_its_server_ends_is_answered_at_the_next_one(
+    embedded: Embedded, state_dir: Path, until: Until
+) -> None:
+    cluster = {"SANDHOG_REDIS_URL": embedded.redis_url}
+    with serving(once, state_dir, until, SANDHOG_DRAIN_S="0", **cluster) as server, server.client() as client:
+        until(lambda: client.get("/readyz").status_code == 200, "the worker is there", 120)
+        work = "touch begun; until [ -e go ]; do sleep 0.1; done; echo once | tee -a t; cat t"
+        session_id = made(client, prompt=work)
+        copies = state_dir / "sessions" / session_id
+        until(lambda: list(copies.glob("**/begun")), "the call runs", 120)
+        stop(server)
+    (begun,) = copies.glob("**/begun")
+    (begun.parent / "go").touch()
+    with serving(once, state_dir, until, **cluster) as server, server.client() as client:
+        assert ended(client, session_id)["status"] == "completed"
+        said = client.get(f"/v1/sessions/{session_id}/transcript").text
+    assert "may have run" not in said
+    assert r"once\\nonce\\n" in said
+
+
 def asks_of(client: httpx2.Client, session_id: str) -> list[Any]:
     return list(client.get(f"/v1/sessions/{session_id}/approvals").json()["approvals"])
 

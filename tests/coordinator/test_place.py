@@ -178,7 +178,10 @@ def lives(redis_client: redis.Redis) -> Lives:
     return write
 
 
-async def test_a_bound_session_goes_to_another_node_of_its_machine_only(placement: Placement, lives: Lives) -> None:
+async def test_a_bound_session_goes_to_another_node_of_its_machine_only(
+    placement: Placement, lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.cluster.placement.NODE_WAIT_S", 0.6)
     home = lives("home", HOST, is_leased=False)
     lives("far", OTHER)
     with pytest.raises(NoBox, match="the directory is on it"):
@@ -188,6 +191,19 @@ async def test_a_bound_session_goes_to_another_node_of_its_machine_only(placemen
     lives("near", HOST)
     await asyncio.sleep(0.3)
     assert (await placement.place("s", "home", PlaceWanted(bound_to=home))).node == "near"
+
+
+async def test_a_bound_session_waits_for_a_node_of_its_machine_that_has_left(
+    placement: Placement, lives: Lives
+) -> None:
+    home = NodeLife(node="home", incarnation="home-1", places=1, lanes=1, host=HOST)
+    lives("far", OTHER)
+    placing = asyncio.create_task(placement.place("s", "home", PlaceWanted(bound_to=home)))
+    # Far longer than nodes without its directory are waited for to change.
+    await asyncio.wait({placing}, timeout=2.0)
+    assert not placing.done()
+    lives("home", HOST)
+    assert (await asyncio.wait_for(placing, 60)).node == "home"
 
 
 async def test_a_node_on_another_volume_gets_no_session(

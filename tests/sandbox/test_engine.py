@@ -1,7 +1,9 @@
 """Boxes come, suffer and go: what holds, what is told, and that nothing is left."""
 
 import gc
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import pytest
 
 from sandbox.box import Box
 from sandbox.creation import NAME_PREFIX
+from sandbox.deaths import OOM_WINDOW_S
 from sandbox.engine import DockerEngine
 from sandbox.errors import (
     BoxLost,
@@ -153,6 +156,18 @@ def test_a_killed_box_is_lost_with_the_reason(
     assert not box.is_alive()
     with pytest.raises(BoxLost):
         box.ping()
+
+
+def test_a_box_in_which_a_command_ran_out_of_memory_before_is_not_lost_for_that(
+    fresh_box: FreshBox, shell: Shell, docker_client: docker.APIClient
+) -> None:
+    box = fresh_box(limits=Limits(memory_bytes=128 * MIB))
+    assert shell(box)("python3 -c 'x = bytearray(10**9)'").oom_kills >= 1
+    time.sleep(1.5 * OOM_WINDOW_S)
+    os.kill(docker_client.inspect_container(NAME_PREFIX + box.box_id)["State"]["Pid"], signal.SIGKILL)
+    with pytest.raises(BoxLost) as lost:
+        shell(box)("true")
+    assert lost.value.reason is LossReason.KILLED
 
 
 def test_root_that_ends_its_own_box_gets_a_typed_outcome(fresh_box: FreshBox, shell: Shell) -> None:

@@ -104,15 +104,23 @@ def test_closing_takes_everything_back_and_ends_the_thread(redis_client: redis.R
     assert redis_client.dbsize() == 0
 
 
+def test_a_node_that_has_left_has_no_places_that_anybody_could_forget(lease: Lease, redis_client: redis.Redis) -> None:
+    redis_client.zadd(keys.places("a"), {"s": 2e9})
+    lease.close()
+    assert redis_client.exists(keys.places("a")) == 0
+
+
 def test_a_lease_that_is_another_lifes_by_now_is_left_alone(redis_client: redis.Redis, redis_url: str) -> None:
     with connect(redis_url) as client:
         old = Lease(client, LIFE)
         new = Lease(client, LIFE.model_copy(update={"incarnation": "a-2"}))
         old.start()
         new.start()
+        redis_client.zadd(keys.places("a"), {"s": 2e9})
         old.close()
 
         assert redis_client.get(keys.lease("a")) == b"a-2"
+        assert redis_client.zcard(keys.places("a")) == 1
         assert b"a-2" in (redis_client.get(keys.node("a")) or b"")
         assert redis_client.smembers(keys.NODES) == {b"a"}
         new.close()
