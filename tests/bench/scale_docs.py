@@ -23,8 +23,8 @@ def document(found: Mapping[str, Any], docs: Path) -> None:
     """Write `performance-scale.md` and its plots."""
     parts = [
         "# Performance: many sessions, long sessions, many nodes\n",
-        "Written by `python -m tests.bench.scale --write-docs`, which measures all of it in less than eight minutes on "
-        f"a quiet machine. This run: {found['machine']}. Coordinator, Redis, nodes, boxes and the scripted model share "
+        "Written by `python -m tests.bench.scale --write-docs`, which measures all of it in some twelve minutes on a "
+        f"quiet machine. This run: {found['machine']}. Coordinator, Redis, nodes, boxes and the scripted model share "
         "the cores. Machines differ, and so do hours: read the ratios and the shapes.\n",
     ]
     parts += _states(found["states"])
