@@ -8,7 +8,7 @@ generation does it. This only ends a coordinator's useless work early, and lets 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from redis.exceptions import RedisError
@@ -49,6 +49,8 @@ class Ownership:
         """The lease had lapsed: not every session has been written back since."""
         self._left: set[str] = set()
         """Sessions that have ended, and of which Redis does not know it yet."""
+        self._owed: dict[str, Callable[[], Awaitable[None]]] = {}
+        """What sessions that have ended still have in Redis."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "Ownership":
@@ -125,7 +127,20 @@ class Ownership:
         except (RedisError, OSError) as exc:
             log.info("a session was not disowned yet", extra={"session_id": session, "error": str(exc)})
 
+    def owe(self, session: str, give: Callable[[], Awaitable[None]]) -> None:
+        """Give back later what a session that has ended has in Redis, which does not answer now.
+
+        Args:
+            session: The session.
+            give: Does it, unless the session has begun anew; raises `RedisError` where Redis is still away.
+        """
+        self._owed[session] = give
+
     async def _tell_left(self) -> None:
+        # First: where we die before the rest is told, the sessions are adopted and found ended.
+        for session, give in list(self._owed.items()):
+            await give()
+            self._owed.pop(session, None)
         for session in list(self._left):
             # It may have begun again here meanwhile.
             if session in self._left:

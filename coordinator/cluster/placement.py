@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from redis.exceptions import RedisError
@@ -301,24 +302,27 @@ class Placement:
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         """Let none of the session's calls start, and give its place back: on any node where none is named.
 
-        False where Redis was away for so long that both are left to expire.
+        False where Redis was away for so long: neither is done.
         """
-
-        async def give() -> None:
-            names = [node] if node is not None else [view.life.node for view in await self._store.nodes()]
-            for name in names:
-                await self._store.give_place(name, session)
-            await self._turns.leave(session)
-            await self._store.close_session(session)
 
         try:
             if self._watch.away_s > away_s:
                 raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
-            await patiently(give, asyncio.Event(), away_s)
+            await patiently(partial(self.give_up, session, node), asyncio.Event(), away_s)
         except RedisLost as exc:
-            log.warning("the place is left to expire", extra={"session_id": session, "error": str(exc)})
+            log.warning("the place is not given back yet", extra={"session_id": session, "error": str(exc)})
             return False
         return True
+
+    async def give_up(self, session: str, node: str | None = None, generation: int | None = None) -> None:
+        """Do the same at once; with a generation not to a session that has begun anew since.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        names = [node] if node is not None else [view.life.node for view in await self._store.nodes()]
+        if await self._store.close_session(session, names, generation):
+            await self._turns.leave(session)
 
 
 def _is_at_home(view: NodeView, home: str | None) -> bool:

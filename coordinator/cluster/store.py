@@ -88,6 +88,7 @@ class Store:
         self._open_session = client.register_script(scripts.OPEN_SESSION)
         self._adopt = client.register_script(scripts.ADOPT)
         self._own = client.register_script(scripts.OWN)
+        self._close_session = client.register_script(scripts.CLOSE_SESSION)
         self._begin_step = client.register_script(scripts.BEGIN_STEP)
         self._fence = client.register_script(scripts.FENCE)
         self._cancel = client.register_script(scripts.CANCEL)
@@ -294,9 +295,10 @@ class Store:
         words = await self._redis.get(keys.progress(session))
         return None if words is None else _text(words)
 
-    async def close_session(self, session: str) -> None:
-        """Forget a session that has ended."""
-        await self._redis.delete(keys.session(session), keys.seen(session), keys.session_breakers(session))
+    async def close_session(self, session: str, nodes: Sequence[str] = (), generation: int | None = None) -> bool:
+        """Forget a session that has ended, with its places on nodes; False where it has another generation by now."""
+        names = [keys.session(session), keys.seen(session), keys.session_breakers(session), *map(keys.places, nodes)]
+        return bool(await self._close_session(keys=names, args=[session, "" if generation is None else generation]))
 
     async def narrow_seen(self, call: CallKey, path: str, left: Sequence[Lines]) -> None:
         """Take back, of what a call showed of a file, all but the lines that its answer's cut left."""
@@ -306,13 +308,8 @@ class Store:
             after = metadata.narrowed(metadata.decode(value), call, left)
             if after is None:
                 return
-            arguments: list[str | bytes | int] = [
-                field,
-                value or b"",
-                metadata.encode(after),
-                keys.SESSION_TTL_S,
-                metadata.MAX_FILES,
-            ]
+            arguments: list[str | bytes | int] = [field, value or b"", metadata.encode(after)]
+            arguments += [keys.SESSION_TTL_S, metadata.MAX_FILES]
             if int(await self._store_seen(keys=[seen], args=arguments)):
                 return
 

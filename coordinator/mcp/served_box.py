@@ -155,6 +155,9 @@ class ServedBox:
                 await self._cluster.store.forget_calls(self._keys)
             except RedisError as exc:
                 log.info("claims are left to expire", extra={"session_id": self.session_id, "error": str(exc)})
+        else:
+            give = partial(placement.give_up, self.session_id, node, GENERATION)
+            self._cluster.ownership.owe(self.session_id, give)
         self._request.box.forget(self._dir)
         self._end(why, finished)
         return finished

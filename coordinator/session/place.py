@@ -271,6 +271,10 @@ class SessionPlace:
                     await store.forget_calls(steps.keys)
             except RedisError as exc:
                 log.info("claims are left to expire", extra={"session_id": self._session, "error": str(exc)})
+        else:
+            self._cluster.ownership.owe(
+                self._session, partial(placement.give_up, self._session, only, self._generation)
+            )
         return finished
 
     async def _placed(self) -> NodeLife:

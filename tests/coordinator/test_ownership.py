@@ -243,3 +243,23 @@ async def test_a_redis_that_was_away_hears_later_of_what_has_ended(store: Store,
         away.times = 1
         await ownership.disown("again")
     assert redis_client.smembers(keys.owned("me")) == set()
+
+
+async def test_what_is_owed_is_given_before_a_session_is_nobodys(store: Store, redis_client: redis.Redis) -> None:
+    owned_then: list[bool] = []
+
+    async def give() -> None:
+        owned_then.append(redis_client.sismember(keys.owned("me"), "s") == 1)
+        if len(owned_then) < 3:
+            raise RedisError("away")
+
+    async with Ownership(store, "me") as ownership:
+        generation = await store.open_session("s", 1, "me")
+        ownership.own("s", generation, is_adoptable=True)
+        assert await ownership.note("s")
+        ownership.owe("s", give)
+        await ownership.disown("s")
+        async with asyncio.timeout(60):
+            while redis_client.exists(keys.owned("me")):
+                await asyncio.sleep(0.02)
+    assert owned_then == [True] * 3

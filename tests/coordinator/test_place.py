@@ -55,6 +55,20 @@ class Failing(OneNode):
         return await super().prepare(box, node, *more, **named)
 
 
+class Unheard(OneNode):
+    """Redis does not hear in time that a session has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[str, int | None]] = []
+
+    async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
+        return False
+
+    async def give_up(self, session: str, node: str | None = None, generation: int | None = None) -> None:
+        self.given.append((session, generation))
+
+
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.session.place.AGAIN_S", (0.0, 0.0))
@@ -77,6 +91,16 @@ async def test_a_node_that_goes_on_failing_ends_the_session(
     result = await play(on(cluster, node), model, wanted(tmp_path))
     assert (result.status, result.stop_reason) == ("failed", "box: its engine is away")
     assert node.asked == 3
+
+
+async def test_what_a_session_has_in_a_redis_that_is_away_at_its_end_is_given_back_later(
+    cluster: Cluster, model: ModelClient, tmp_path: Path
+) -> None:
+    node = Unheard()
+    result = await play(on(cluster, node), model, wanted(tmp_path))
+    async with asyncio.timeout(60):
+        while node.given != [(result.session_id, 1)]:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_refusal_is_no_trouble(cluster: Cluster, model: ModelClient, tmp_path: Path) -> None:

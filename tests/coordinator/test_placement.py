@@ -59,6 +59,21 @@ async def test_an_order_that_was_lost_is_sent_again(
         await asyncio.gather(asking, return_exceptions=True)
 
 
+async def test_what_an_ended_session_has_is_given_back_late_unless_it_has_begun_anew(
+    placement: Placement, redis_client: redis.Redis
+) -> None:
+    redis_client.sadd(keys.NODES, NODE.node)
+    redis_client.set(keys.node(NODE.node), NODE.model_dump_json())
+    generations = {"over": 1, "again": 2}
+    for session, generation in generations.items():
+        redis_client.hset(keys.session(session), "generation", generation)
+    redis_client.zadd(keys.places(NODE.node), dict.fromkeys(generations, 2e9))
+    for session in generations:
+        await placement.give_up(session, generation=1)
+    assert redis_client.zrange(keys.places(NODE.node), 0, -1) == [b"again"]
+    assert [redis_client.exists(keys.session(session)) for session in generations] == [0, 1]
+
+
 async def test_a_node_is_asked_for_no_more_boxes_at_once_than_it_has_threads_for(
     placement: Placement, redis_client: redis.Redis, tmp_path: Path, until: Until
 ) -> None:

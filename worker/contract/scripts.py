@@ -116,6 +116,17 @@ end
 return 1
 """
 
+CLOSE_SESSION = """
+-- KEYS: session, what it has seen, its breakers, then the places of each node. ARGV: session, generation ("" for any).
+-- Forgets a session that has ended, and gives its places back; not one that has begun in another generation since.
+-- Returns 1, or 0.
+local g = redis.call('HGET', KEYS[1], 'generation')
+if g and ARGV[2] ~= '' and g ~= ARGV[2] then return 0 end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+for i = 4, #KEYS do redis.call('ZREM', KEYS[i], ARGV[1]) end
+return 1
+"""
+
 BEGIN_STEP = """
 -- KEYS: session. ARGV: generation, step, ttl_s, '1' to begin anew. Returns 1, or 0 when another coordinator has the
 -- session now, or 2 when nothing is known of it: lost, or ended by a later owner. Then nothing is written, but where it
