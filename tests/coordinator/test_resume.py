@@ -14,7 +14,7 @@ import redis
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.errors import ConfigError, NoBox, TranscriptError
+from coordinator.errors import ConfigError, NoBox, NoSource, TranscriptError
 from coordinator.session.approvals import Always, Decided
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.call_events import CallFinished, CallStarted
@@ -305,6 +305,35 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
     assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"
 
 
+class CopyGone(OneNode):
+    """Finds that the session's work was collected already."""
+
+    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
+        assert not (Path(box.session_dir) / "work").exists()
+        raise NoSource("its private copy is gone, and its patch is kept")
+
+
+async def test_a_session_whose_owner_only_did_not_say_that_it_ended_is_completed(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    whole = await play(cluster, model, wanted(tmp_path))
+    cut_before(Path(whole.transcript), "session_ended")
+    asked, node = len(endpoint.requests), CopyGone()
+    result = await continuing(
+        whole.session_id,
+        find(cluster.state_dir, whole.session_id).saved.to_request(ModelTable()),
+        generation=2,
+        cluster=Cluster(**{**vars(cluster), "placement": node}),
+        model=model,
+        approver=Always(),
+        sinks=[],
+        by=TAKEOVER,
+    ).run(asyncio.Event())
+    assert (result.status, result.text) == ("completed", "All done.")
+    assert len(node.finished) == 1, "the node says what the work became"
+    assert len(endpoint.requests) == asked
+
+
 async def test_what_a_sub_agent_left_running_is_given_up(
     cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
@@ -337,6 +366,13 @@ async def test_what_a_sub_agent_left_running_is_given_up(
     assert [str(key) for key in table.given_up] == [f"{result.session_id}.1-1-0:1:1:0:{attempt}" for attempt in (1, 2)]
     answer = next(event for event in events_of(cluster, result.session_id) if isinstance(event, CallFinished))
     assert answer.error_code == "OUTCOME_UNKNOWN"
+
+
+def cut_before(path: Path, kind: str) -> None:
+    """End a transcript before the first event of a kind."""
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if f'"type":"{kind}"' in line)
+    path.write_text("".join(lines[:at]))
 
 
 def cut_behind(session_dir: Path, kind: str) -> None:
