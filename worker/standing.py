@@ -49,11 +49,14 @@ class Owners:
         return Standing.OURS
 
 
+def has_later_owner(session_dir: Path, generation: int) -> bool:
+    """Return whether a coordinator has begun a transcript in a later generation: the session is that one's by now."""
+    return max(_segments(session_dir), default=0) > generation
+
+
 def _has_ended(session_dir: Path) -> bool:
     """Return whether the last event of a session's newest transcript is its end: whoever goes on begins another one."""
-    segments = {
-        int(match["generation"]): path for path in _files(session_dir) if (match := SEGMENT.fullmatch(path.name))
-    }
+    segments = _segments(session_dir)
     if not segments:
         return False
     try:
@@ -66,8 +69,9 @@ def _has_ended(session_dir: Path) -> bool:
     return isinstance(last, dict) and last.get("type") == "session_ended"
 
 
-def _files(session_dir: Path) -> list[Path]:
+def _segments(session_dir: Path) -> dict[int, Path]:
     try:
-        return list(session_dir.iterdir())
+        found = {path: SEGMENT.fullmatch(path.name) for path in session_dir.iterdir()}
     except OSError:
-        return []
+        return {}
+    return {int(match["generation"]): path for path, match in found.items() if match}

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
@@ -28,12 +29,14 @@ from worker.contract.orders import (
     CallOrder,
     CopyOrder,
     FinishOrder,
+    FinishOutcome,
     PrepareOrder,
     PrepareOutcome,
 )
 from worker.errors import BoxUnavailable
 from worker.mcp.entry import Mcp
 from worker.project_notes import project_notes
+from worker.standing import has_later_owner
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +61,7 @@ def register(
         return prepared(boxes, mcp, PrepareOrder.from_text(order)).to_text()
 
     def finish(order: str) -> str:
-        ended = FinishOrder.from_text(order)
-        mcp.end(ended.box.session)
-        return boxes.finish(ended).to_text()
+        return finished(boxes, mcp, FinishOrder.from_text(order)).to_text()
 
     def copy(order: str) -> str:
         return boxes.copy(CopyOrder.from_text(order)).to_text()
@@ -103,3 +104,17 @@ def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
     return PrepareOutcome(
         session=session, image_id=box.image_id, ready_ms=ready_ms, bounds=bounds, notes=notes, mcp=listing
     )
+
+
+def finished(boxes: Boxes, mcp: Mcp, order: FinishOrder) -> FinishOutcome:
+    """Return what became of a session's workspace once its box is ended; nothing is touched that a later owner has.
+
+    An owner that stood still does not know that it lost the session, and an order may have waited for a node that was
+    away.
+    """
+    session = order.box.session
+    if has_later_owner(Path(order.box.session_dir), order.box.generation):
+        log.warning("a session is not ended for an earlier owner", extra={"session_id": session})
+        return FinishOutcome(session=session, error="Another coordinator has the session, its box and its workspace.")
+    mcp.end(session)
+    return boxes.finish(order)

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
@@ -31,6 +32,8 @@ from worker.contract.orders import (
 )
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 NODE_WAIT_S = 60.0
 """How long a cluster without any live node is waited for."""
@@ -298,6 +301,16 @@ class Placement:
         if outcome.error is not None:
             raise NoBox(outcome.error)
 
+    async def until_answered(self, ask: Callable[[], Awaitable[_T]], away_s: float) -> _T:
+        """Return what Redis answers, asked again while it is away.
+
+        Raises:
+            RedisLost: it has been away for so long, or refuses.
+        """
+        if self._watch.away_s > away_s:
+            raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
+        return await patiently(ask, asyncio.Event(), away_s)
+
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         """Let none of the session's calls start, and give its place back: on any node where none is named.
 
@@ -312,9 +325,7 @@ class Placement:
             await self._store.close_session(session)
 
         try:
-            if self._watch.away_s > away_s:
-                raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
-            await patiently(give, asyncio.Event(), away_s)
+            await self.until_answered(give, away_s)
         except RedisLost as exc:
             log.warning("the place is left to expire", extra={"session_id": session, "error": str(exc)})
             return False

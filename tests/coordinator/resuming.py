@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,6 +96,9 @@ class OneNode(Placement):
 
     async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
         return True
+
+    async def until_answered(self, ask: Callable[[], Awaitable[Any]], away_s: float) -> Any:
+        return await ask()
 
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         return True

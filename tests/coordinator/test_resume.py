@@ -34,6 +34,7 @@ from coordinator.session.saved import NAME, read_saved
 from coordinator.session.session_events import SessionEnded, TurnEnded
 from coordinator.session.step_events import UserMessage
 from coordinator.session.takeover import Orphan, adopt, strays
+from coordinator.session.transcript import segment_path
 from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
 from tests.coordinator.ten_steps import (
     HOME,
@@ -53,7 +54,7 @@ from tests.coordinator.ten_steps import (
 from worker.contract import keys
 from worker.contract.approvals import ApprovalRequest
 from worker.contract.extras import ENV_FILE, BoxExtras
-from worker.contract.orders import BoxOrder, NodeLife, Policy, PrepareOutcome
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, Policy, PrepareOutcome
 
 __all__ = ["cluster", "endpoint", "model"]
 
@@ -303,6 +304,57 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
     assert (result.status, result.text) == ("completed", "All done.")
     assert strays(cluster.state_dir) == {}
     assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"
+
+
+async def test_an_owner_that_was_not_told_yet_ends_nothing_of_the_next_one(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    """It stood still, or was cut off, while another one took the session over, and has its last reply only now."""
+
+    async def take_over(turn: TurnEnded) -> str | None:
+        session = runner.session_id
+        assert await cluster.store.open_session(session, 2, "the next one") == 2
+        segment_path(runner.session_dir, session, 2).touch()
+        return None
+
+    runner = SessionRunner(
+        wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[], next_message=take_over
+    )
+    result = await runner.run(asyncio.Event())
+
+    assert (result.status, "taken over" in result.stop_reason) == ("failed", True), result
+    node = cluster.placement
+    assert isinstance(node, OneNode)
+    assert node.finished == []
+    assert b'"session_ended"' not in content_of(result)
+    assert redis_client.hget(keys.session(runner.session_id), "owner") == b"the next one"
+
+
+class Slow(OneNode):
+    """Is at it for ever when it is to end a session."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+
+    async def finish(self, *more: Any, **named: Any) -> FinishOutcome:
+        self.is_asked.set()
+        return await asyncio.Future()
+
+
+async def test_a_session_whose_work_is_collected_as_its_server_ends_is_left_to_the_next_one(
+    cluster: Cluster, model: ModelClient, tmp_path: Path
+) -> None:
+    node = Slow()
+    on_slow = Cluster(**{**vars(cluster), "placement": node})
+    request = wanted(tmp_path, is_adoptable=True)
+    runner = SessionRunner(request, cluster=on_slow, model=model, approver=Always(), sinks=[])
+    running = asyncio.create_task(runner.run(asyncio.Event()))
+    await asyncio.wait_for(node.is_asked.wait(), 60)
+    runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
+    await running
+    assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
+    assert await cluster.store.owned_by("me") == [runner.session_id], "whoever comes finds it"
 
 
 class CopyGone(OneNode):
