@@ -6,6 +6,7 @@ node; a call that never ran says so, behind a fence; and only what nobody can te
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -106,7 +107,7 @@ class OpenAnswers:
         # Whoever is asked about a call is asked on, with the time that is left; what comes behind it waits as well.
         waiting = [call for call in missing if opened.asked and call.index not in opened.begun and call.refusal is None]
         try:
-            await self._give_lanes(opened, seat, cancelled)
+            await self._give_lanes(seat.session, opened, seat, cancelled)
             await self._end_children(seat, cancelled)
             # All at once: one that still runs must not hold up what is known of the others.
             known = await asyncio.gather(
@@ -172,33 +173,36 @@ class OpenAnswers:
         return answered(call, outcome, 0.0)
 
     async def _end_children(self, seat: Seat, cancelled: asyncio.Event) -> None:
-        """End what sub-agents of the earlier owner still run: nobody waits for it, and it must not work beside us."""
-        for child, transcript in self.rebuilt.open_children.items():
+        """End what sub-agents of the earlier owner still run, and theirs: nobody waits for it, nor wants it now."""
+        children = dict(self.rebuilt.open_children)
+        while children:
+            child, transcript = children.popitem()
             child_dir = Path(seat.box.session_dir) / PurePosixPath(transcript).parent
             try:
-                opened = rebuild((await asyncio.to_thread(read_session, child_dir)).entries).open_step
+                rebuilt = rebuild((await asyncio.to_thread(read_session, child_dir)).entries)
             except TranscriptError as exc:
                 log.info("a sub-agent is not looked at", extra={"session_id": child, "error": str(exc)})
                 continue
+            children.update(rebuilt.open_children)
+            opened = rebuilt.open_step
             if opened is not None:
-                step = [
-                    CallKey(session=child, generation=opened.generation, step=opened.step, index=at)
-                    for at in opened.missing
-                ]
-                attempts = [attempt for key in step for attempt in attempts_of(key)]
+                attempts = _attempts(child, opened, opened.missing)
                 self.steps.keys.extend(attempts)
                 await self.cluster.executor.give_up(seat.node.node, attempts, cancelled)
+                await self._give_lanes(child, opened, seat, cancelled)
 
-    async def _give_lanes(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
-        """Give the lanes back that the earlier owner's calls held."""
-        step = [
-            CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=at)
-            for at in range(len(opened.calls))
-        ]
-        holders = [str(attempt) for key in step for attempt in attempts_of(key)]
+    async def _give_lanes(self, session: str, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Give the lanes back that the earlier owner's calls held: a chain's is its first call's, answered or not."""
+        holders = [str(attempt) for attempt in _attempts(session, opened, range(len(opened.calls)))]
         placed = next(iter(opened.sent_to.values()), self.rebuilt.placed)
         node = placed.node if placed else seat.node.node
         await patiently(partial(self.cluster.store.give_lanes, node, holders), cancelled)
+
+
+def _attempts(session: str, opened: OpenStep, at: Iterable[int]) -> list[CallKey]:
+    """Return all keys that these calls of an earlier owner's step may have been sent under."""
+    step = [CallKey(session=session, generation=opened.generation, step=opened.step, index=index) for index in at]
+    return [attempt for key in step for attempt in attempts_of(key)]
 
 
 def _here(call: PlannedCall, has_begun: bool) -> Answered:

@@ -420,6 +420,43 @@ async def test_what_a_sub_agent_left_running_is_given_up(
     assert answer.error_code == "OUTCOME_UNKNOWN"
 
 
+async def test_so_is_what_a_sub_agent_of_it_runs_and_the_lane_of_its_chain(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    def task(prompt: str) -> ScriptedCall:
+        return ScriptedCall("Task", {"description": "look", "prompt": prompt, "profile": "general"})
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        if replies(messages):
+            return Turn("done")
+        match messages[1]["content"]:
+            case "mend it":
+                return Turn(calls=(task("child"),))
+            case "child":
+                return Turn(calls=(task("grandchild"),))
+            case _:
+                return Turn(calls=(bash("touch first"), bash("touch second")))
+
+    endpoint.script = script
+    result = await play(cluster, model, wanted(tmp_path, task_depth=2))
+    assert result.status == "completed", result
+    session_dir = cluster.state_dir / "sessions" / result.session_id
+    child_dir, grandchild_dir = sorted((session_dir / "children").iterdir(), key=lambda one: len(one.name))
+    for directory in (session_dir, child_dir):
+        cut_behind(directory, "child_started")
+    # The first call of the chain is answered, and the second one runs: it holds its chain's lane under the first's key.
+    cut_behind(grandchild_dir, "call_finished")
+    (session_dir / "work").mkdir()
+    first = f"{result.session_id}.1-1-0.1-1-0:1:1:0:1"
+    redis_client.zadd(keys.lanes("n1"), {first: 2e9})
+    table = Table()
+    endpoint.script = lambda messages: Turn("goes on")
+    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, result.session_id)
+    assert (await runner.run(asyncio.Event())).text == "goes on"
+    assert {f"{first[:-3]}1:{attempt}" for attempt in (1, 2)} <= {str(key) for key in table.given_up}
+    assert redis_client.zcard(keys.lanes("n1")) == 0
+
+
 def cut_before(path: Path, kind: str) -> None:
     """End a transcript before the first event of a kind."""
     lines = path.read_text().splitlines(keepends=True)
