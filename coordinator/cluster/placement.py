@@ -160,7 +160,7 @@ class Placement:
         """Return whether a node's box may be given up: the node is not known, has left, or was away for long enough."""
         view = await self._store.node(home)
         if view is None:
-            return True
+            return not self._watch.is_quiet
         self._watch.follow(home, view.life.incarnation)
         # Its lease may have lapsed only now: two boxes must not write one workspace.
         return view.is_leased or self._watch.health(home).is_lost

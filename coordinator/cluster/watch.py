@@ -97,6 +97,11 @@ class Watch:
         return self._clock() - (self._began_at if self._answered_at is None else self._answered_at)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether Redis may not have yet what all write back after an outage: what it does not know proves nothing."""
+        return self._clock() < self._quiet_until
+
+    @property
     def run_id(self) -> str | None:
         """The life of Redis as last seen; None before the first answer."""
         return self._run_id
