@@ -15,6 +15,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore
 from celery.worker.control import control_command
 
+from sandbox.heart import Standing
 from worker.boxes import Boxes
 from worker.calls import Calls, ClaimRefused
 from worker.canary import CANARY_TASK
@@ -36,7 +37,7 @@ from worker.contract.orders import (
 from worker.errors import BoxUnavailable
 from worker.mcp.entry import Mcp
 from worker.project_notes import project_notes
-from worker.standing import has_later_owner
+from worker.standing import Owners, has_later_owner
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def register(
     calls: Calls,
     boxes: Boxes,
     mcp: Mcp,
+    owners: Owners,
     on_canary: Callable[[], None],
     is_ending: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -58,7 +60,7 @@ def register(
         return calls.join(CallOrder.from_text(order)).to_text()
 
     def prepare(order: str) -> str:
-        return prepared(boxes, mcp, PrepareOrder.from_text(order)).to_text()
+        return prepared(boxes, mcp, owners, PrepareOrder.from_text(order)).to_text()
 
     def finish(order: str) -> str:
         return finished(boxes, mcp, FinishOrder.from_text(order)).to_text()
@@ -89,9 +91,16 @@ def _run(calls: Calls, order: str) -> str:
         raise Ignore from exc
 
 
-def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
-    """Return once the session's box stands and its MCP servers were asked for their tools, or why it cannot."""
+def prepared(boxes: Boxes, mcp: Mcp, owners: Owners, order: PrepareOrder) -> PrepareOutcome:
+    """Return once the session's box stands and its MCP servers were asked for their tools, or why it cannot.
+
+    An order may have waited for a node that was away: where the session has moved on or ended meanwhile, nobody would
+    use its box here, and two would be on one workspace.
+    """
     session, started = order.box.session, time.monotonic()
+    if owners.of(session, order.box.generation, Path(order.box.session_dir)) is Standing.LOST:
+        words = "the session has another owner or another node by now, or has ended"
+        return PrepareOutcome(session=session, error=words, is_passing=True)
     try:
         # Whoever has a box made ready waits for a place in line with others.
         box = boxes.box_for(order.box, place_wait_s=0.0)
