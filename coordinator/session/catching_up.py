@@ -25,6 +25,7 @@ from coordinator.session.step import StepRunner, left
 from tools.base import ErrorCode, ToolResult
 from tools.permission import repeatable
 from tools.registry import Registry
+from worker.contract import keys
 from worker.contract.approvals import ApprovalAnswer
 from worker.contract.orders import CallKey, call_digest
 
@@ -46,6 +47,8 @@ FORKED = (
     "and the working directory, which is /workspace again."
 )
 GO_ON = "The session goes on. Continue with the task."
+PROVEN_S = keys.CLAIM_TTL_S - keys.OUTAGE_S
+"""So long after a call was begun a claim of it would stand, also where two machines' clocks differ by some minutes."""
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,12 @@ class OpenAnswers:
         key = CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=call.index)
         self.steps.keys.extend(attempts_of(key))
         order = order.model_copy(update={"key": key, "node": placed.node if placed else order.node})
+        # Nothing is left of a claim that has expired: that there is none proves nothing then.
+        age_s = self.steps.wall_clock() - opened.begun_at.get(call.index, 0.0)
         outcome = await self.cluster.executor.recover(
             order,
             call.timeout_s,
-            run_id=placed.run_id if placed else "",
+            run_id=placed.run_id if placed and age_s < PROVEN_S else "",
             has_begun=has_begun,
             cancelled=cancelled,
         )

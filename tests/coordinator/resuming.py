@@ -44,6 +44,8 @@ class Table(Executor):
     """Steps and indexes of what an earlier owner started."""
     recovered: dict[str, bool] = field(default_factory=dict)
     """What was asked for, and whether it may have been sent, by step and index."""
+    claimed_in: dict[str, str] = field(default_factory=dict)
+    """In which life of Redis each of these would have a claim that proves something; "" for none."""
     given_up: list[CallKey] = field(default_factory=list)
 
     async def run(
@@ -64,6 +66,7 @@ class Table(Executor):
         self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
     ) -> CallOutcome:
         self.recovered[_place(order.key)] = has_begun
+        self.claimed_in[_place(order.key)] = run_id
         if _place(order.key) in self.known:
             return _outcome(order.key, f"collected {_place(order.key)}")
         return did_not_run([order], "nobody started it")[0]

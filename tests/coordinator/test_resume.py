@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,31 @@ async def test_calls_that_nobody_can_ask_about_any_more_have_their_answers(
     told = {f"{one.step}.{one.index}": one for one in events[len(before) :] if isinstance(one, CallFinished)}
     assert told[begun].error_code == "OUTCOME_UNKNOWN"
     assert {one.error_code for place, one in told.items() if place != begun} <= {"CANCELLED"}
+
+
+@pytest.mark.parametrize("age", [timedelta(minutes=1), timedelta(hours=1)])
+async def test_that_a_call_has_no_claim_proves_nothing_once_that_would_have_expired(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, age: timedelta, redis_client: redis.Redis
+) -> None:
+    whole = await play(cluster, model, wanted(tmp_path))
+    session_dir = Path(whole.transcript).parent
+    cut_behind(session_dir, "call_started")
+    (session_dir / "work").mkdir()
+    age_lines(Path(whole.transcript), age)
+    (begun,) = begun_in(events_of(cluster, whole.session_id))
+    table = Table()
+    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, whole.session_id)
+    await runner.run(asyncio.Event())
+
+    life: Any = redis_client.info("server")
+    assert table.claimed_in[begun] == (life["run_id"] if age < timedelta(minutes=30) else "")
+
+
+def age_lines(path: Path, age: timedelta) -> None:
+    """Let a transcript be so old."""
+    at = (datetime.now(UTC) - age).isoformat(timespec="milliseconds")
+    lines = [{**json.loads(line), "at": at} for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
 
 
 async def test_what_the_model_gets_is_what_it_would_have_got(
