@@ -162,6 +162,10 @@ class Placement:
         if view is None:
             return not self._watch.is_quiet
         self._watch.follow(home, view.life.incarnation)
+        if view.is_leased and not any(one.life.node == home and one.is_leased for one in self._listed):
+            # It has come back since the nodes were listed, and would be passed over.
+            self._listed_at = float("-inf")
+            return False
         # Its lease may have lapsed only now: two boxes must not write one workspace.
         return view.is_leased or self._watch.health(home).is_lost
 

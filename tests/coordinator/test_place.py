@@ -206,6 +206,15 @@ async def test_a_bound_session_waits_for_a_node_of_its_machine_that_has_left(
     assert (await asyncio.wait_for(placing, 60)).node == "home"
 
 
+async def test_a_node_that_has_come_back_just_now_is_not_passed_over(placement: Placement, lives: Lives) -> None:
+    lives("beside", OTHER)
+    lives("home", HOST, is_leased=False)
+    # The list that all who wait in this process look at.
+    assert [view.is_leased for view in await placement._nodes()] == [True, False]
+    lives("home", HOST)
+    assert (await placement.place("s", "home")).node == "home"
+
+
 async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_waited_for(
     placement: Placement, lives: Lives, redis_client: redis.Redis, until: Until
 ) -> None:
