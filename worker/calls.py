@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -241,11 +242,15 @@ class Calls:
             arguments = parse_arguments(tool, dict(order.arguments))
         except ToolFailure as exc:
             return ToolResult.failure(exc.code, exc.message)
-        with self._guard:
-            cancelled = str(order.key) in self._cancelled
-        if cancelled and not joining:
+        is_cancelled = partial(self._is_cancelled, str(order.key))
+        if is_cancelled() and not joining:
             return ToolResult.failure(ErrorCode.CANCELLED, f"{order.tool} was cancelled before it ran.")
-        return self._gates(GateCall(order, tool, arguments, spill, joining, is_marked=is_marked))
+        call = GateCall(order, tool, arguments, spill, joining, is_marked=is_marked, is_cancelled=is_cancelled)
+        return self._gates(call)
+
+    def _is_cancelled(self, call_key: str) -> bool:
+        with self._guard:
+            return call_key in self._cancelled
 
 
 def _cancel(box: Box, call_key: str) -> None:

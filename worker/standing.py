@@ -34,26 +34,33 @@ class Owners:
         """Return whether the box may go on. What Redis does not say proves nothing: it may have lost it."""
         if not record.session:
             return Standing.OURS
+        return self.of(record.session, record.generation, Path(record.spill_dir).parent)
+
+    def of(self, session: str, generation: int, session_dir: Path) -> Standing:
+        """Return whether a session's box may be here for the owner that had it in this generation."""
         try:
-            found = self._redis.hmget(keys.session(record.session), ["generation", "node"])
+            found = self._redis.hmget(keys.session(session), ["generation", "node"])
         except redis.RedisError as exc:
-            log.info("the owner of a box is not known now", extra={"session_id": record.session, "error": str(exc)})
+            log.info("the owner of a box is not known now", extra={"session_id": session, "error": str(exc)})
             return Standing.UNKNOWN
-        generation, node = (value.decode() if isinstance(value, bytes) else value for value in found)
-        if generation is None and _has_ended(Path(record.spill_dir).parent):
+        present, node = (value.decode() if isinstance(value, bytes) else value for value in found)
+        if present is None and _has_ended(session_dir):
             return Standing.LOST
-        if generation is None or not generation.isdigit() or int(generation) < record.generation:
+        if present is None or not present.isdigit() or int(present) < generation:
             return Standing.UNKNOWN
-        if int(generation) > record.generation or (node and node != self._node):
+        if int(present) > generation or (node and node != self._node):
             return Standing.LOST
         return Standing.OURS
 
 
+def has_later_owner(session_dir: Path, generation: int) -> bool:
+    """Return whether a coordinator has begun a transcript in a later generation: the session is that one's by now."""
+    return max(_segments(session_dir), default=0) > generation
+
+
 def _has_ended(session_dir: Path) -> bool:
     """Return whether the last event of a session's newest transcript is its end: whoever goes on begins another one."""
-    segments = {
-        int(match["generation"]): path for path in _files(session_dir) if (match := SEGMENT.fullmatch(path.name))
-    }
+    segments = _segments(session_dir)
     if not segments:
         return False
     try:
@@ -66,8 +73,9 @@ def _has_ended(session_dir: Path) -> bool:
     return isinstance(last, dict) and last.get("type") == "session_ended"
 
 
-def _files(session_dir: Path) -> list[Path]:
+def _segments(session_dir: Path) -> dict[int, Path]:
     try:
-        return list(session_dir.iterdir())
+        found = {path: SEGMENT.fullmatch(path.name) for path in session_dir.iterdir()}
     except OSError:
-        return []
+        return {}
+    return {int(match["generation"]): path for path, match in found.items() if match}

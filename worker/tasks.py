@@ -9,11 +9,13 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from celery import Celery, Task
 from celery.exceptions import Ignore
 from celery.worker.control import control_command
 
+from sandbox.heart import Standing
 from worker.boxes import Boxes
 from worker.calls import Calls, ClaimRefused
 from worker.canary import CANARY_TASK
@@ -28,12 +30,14 @@ from worker.contract.orders import (
     CallOrder,
     CopyOrder,
     FinishOrder,
+    FinishOutcome,
     PrepareOrder,
     PrepareOutcome,
 )
 from worker.errors import BoxUnavailable
 from worker.mcp.entry import Mcp
 from worker.project_notes import project_notes
+from worker.standing import Owners, has_later_owner
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ def register(
     calls: Calls,
     boxes: Boxes,
     mcp: Mcp,
+    owners: Owners,
     on_canary: Callable[[], None],
     is_ending: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -55,12 +60,10 @@ def register(
         return calls.join(CallOrder.from_text(order)).to_text()
 
     def prepare(order: str) -> str:
-        return prepared(boxes, mcp, PrepareOrder.from_text(order)).to_text()
+        return prepared(boxes, mcp, owners, PrepareOrder.from_text(order)).to_text()
 
     def finish(order: str) -> str:
-        ended = FinishOrder.from_text(order)
-        mcp.end(ended.box.session)
-        return boxes.finish(ended).to_text()
+        return finished(boxes, mcp, FinishOrder.from_text(order)).to_text()
 
     def copy(order: str) -> str:
         return boxes.copy(CopyOrder.from_text(order)).to_text()
@@ -88,9 +91,16 @@ def _run(calls: Calls, order: str) -> str:
         raise Ignore from exc
 
 
-def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
-    """Return once the session's box stands and its MCP servers were asked for their tools, or why it cannot."""
+def prepared(boxes: Boxes, mcp: Mcp, owners: Owners, order: PrepareOrder) -> PrepareOutcome:
+    """Return once the session's box stands and its MCP servers were asked for their tools, or why it cannot.
+
+    An order may have waited for a node that was away: where the session has moved on or ended meanwhile, nobody would
+    use its box here, and two would be on one workspace.
+    """
     session, started = order.box.session, time.monotonic()
+    if owners.of(session, order.box.generation, Path(order.box.session_dir)) is Standing.LOST:
+        words = "the session has another owner or another node by now, or has ended"
+        return PrepareOutcome(session=session, error=words, is_passing=True)
     try:
         # Whoever has a box made ready waits for a place in line with others.
         box = boxes.box_for(order.box, place_wait_s=0.0)
@@ -103,3 +113,17 @@ def prepared(boxes: Boxes, mcp: Mcp, order: PrepareOrder) -> PrepareOutcome:
     return PrepareOutcome(
         session=session, image_id=box.image_id, ready_ms=ready_ms, bounds=bounds, notes=notes, mcp=listing
     )
+
+
+def finished(boxes: Boxes, mcp: Mcp, order: FinishOrder) -> FinishOutcome:
+    """Return what became of a session's workspace once its box is ended; nothing is touched that a later owner has.
+
+    An owner that stood still does not know that it lost the session, and an order may have waited for a node that was
+    away.
+    """
+    session = order.box.session
+    if has_later_owner(Path(order.box.session_dir), order.box.generation):
+        log.warning("a session is not ended for an earlier owner", extra={"session_id": session})
+        return FinishOutcome(session=session, error="Another coordinator has the session, its box and its workspace.")
+    mcp.end(session)
+    return boxes.finish(order)

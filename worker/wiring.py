@@ -46,6 +46,7 @@ from worker.own_secrets import Secrets
 from worker.own_tools import OwnTools
 from worker.settings import NodeSettings
 from worker.spill import Spills
+from worker.standing import Owners
 from worker.versions import versions
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         has_tool=lambda name: own.registry.get(name) is not None,
     )
     calls = _calls(settings, client, boxes, own, mcp, lanes, life.incarnation, told.ended)
-    tasks.register(app, calls, boxes, mcp, canary.arrive, lambda: lease.is_draining)
+    owners = Owners(client, settings.node)
+    tasks.register(app, calls, boxes, mcp, owners, canary.arrive, lambda: lease.is_draining)
     worker = _celery_worker(app, settings.node, threads)
     _adopt(boxes)
     end.takes(boxes, own, mcp)

@@ -24,7 +24,7 @@ from sandbox.profiles import shown_bytes
 from worker.beneath import OPEN_DIRECTORY, remove_tree, write_durably
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.copying import MAX_DEPTH, Copier, TooDeep
-from worker.errors import WorkspaceRefused
+from worker.errors import SourceUnfit, WorkspaceRefused
 from worker.own_disk import IMAGE, OwnDisks, copy_dir
 from worker.own_disk import size_bytes as disk_size_bytes
 
@@ -98,6 +98,7 @@ def prepare(
     `size_bytes`: what a copy may hold, if `disks` can enforce it.
 
     Raises:
+        SourceUnfit: the session's copy became its result and was removed.
         WorkspaceRefused: it cannot be had; nothing half-made is left.
     """
     session_dir = Path(order.session_dir)
@@ -143,6 +144,9 @@ def _copy(
         uid, gid = (newborn.uid, newborn.gid) if newborn is not None else _owner_of(work, order)
         copier = Copier(uid, gid) if os.geteuid() == 0 else Copier()
         if not work.exists():
+            if (session_dir / "result").exists():
+                # Made anew it would look as if the session had done nothing, and that would become its patch.
+                raise SourceUnfit(f"{order.session} has ended: its private copy is gone, and its patch is kept.")
             make_copy(source_of(order, session_dir), session_dir, copier, newborn, disks, size_bytes)
         elif newborn is not None:
             raise WorkspaceRefused(f"{work} is there already; a warm box must not be given to an old session.")

@@ -77,6 +77,8 @@ class ReplyReader:
                 answer = await self._redis.xread({self._stream: self._last_id}, count=BATCH, block=block_ms)
                 self._has_answered = True
                 self._take(cast(_Answer, answer))
+                if not answer:
+                    await self._begin_anew_where_needed()
                 if self._untrimmed >= (TRIM_ENTRIES if answer else 1):
                     # What was read is not needed again: a successor of this process asks the nodes, not this stream.
                     await self._redis.xtrim(self._stream, minid=self._last_id, approximate=True)
@@ -87,6 +89,16 @@ class ReplyReader:
                 log.log(level, "the reply stream is away", extra={"error": str(exc)})
                 await asyncio.sleep(RETRY_S)
 
+    async def _begin_anew_where_needed(self) -> None:
+        """Read from the beginning where the stream is another one that is behind what was read.
+
+        A Redis that was emptied, or lost the stream, counts its entries by its clock, which may have been set back.
+        """
+        last = await self._redis.xrevrange(self._stream, count=1)
+        entries = cast("list[tuple[bytes, object]]", last)
+        if entries and _number(entries[0][0]) < _number(self._last_id.encode()):
+            self._last_id = "0-0"
+
     def _take(self, answer: _Answer) -> None:
         for _, entries in answer:
             self._untrimmed += len(entries)
@@ -96,3 +108,8 @@ class ReplyReader:
                 waiting = self._expected.pop(reply.task_id, None) if reply else None
                 if reply and waiting and not waiting.done():
                     waiting.set_result(reply)
+
+
+def _number(entry_id: bytes) -> tuple[int, int]:
+    milliseconds, _, place = entry_id.partition(b"-")
+    return int(milliseconds), int(place)

@@ -93,6 +93,14 @@ class Ownership:
         """Return whether a session runs here."""
         return session in self._owned
 
+    async def is_lost(self, session: str) -> bool:
+        """Return whether another coordinator has a session by now that was kept as ours, asked as `note` does.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        return session in self._owned and not await self.note(session)
+
     async def note(self, session: str) -> bool:
         """Write down that a session is ours; False when it is another's by now.
 

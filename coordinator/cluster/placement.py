@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
@@ -32,6 +33,8 @@ from worker.contract.orders import (
 )
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 NODE_WAIT_S = 60.0
 """How long a cluster without any live node is waited for."""
@@ -158,8 +161,12 @@ class Placement:
         """Return whether a node's box may be given up: the node is not known, has left, or was away for long enough."""
         view = await self._store.node(home)
         if view is None:
-            return True
+            return not self._watch.is_quiet
         self._watch.follow(home, view.life.incarnation)
+        if view.is_leased and not any(one.life.node == home and one.is_leased for one in self._listed):
+            # It has come back since the nodes were listed, and would be passed over.
+            self._listed_at = float("-inf")
+            return False
         # Its lease may have lapsed only now: two boxes must not write one workspace.
         return view.is_leased or self._watch.health(home).is_lost
 
@@ -299,6 +306,16 @@ class Placement:
         if outcome.error is not None:
             raise NoBox(outcome.error)
 
+    async def until_answered(self, ask: Callable[[], Awaitable[_T]], away_s: float) -> _T:
+        """Return what Redis answers, asked again while it is away.
+
+        Raises:
+            RedisLost: it has been away for so long, or refuses.
+        """
+        if self._watch.away_s > away_s:
+            raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
+        return await patiently(ask, asyncio.Event(), away_s)
+
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         """Let none of the session's calls start, and give its place back: on any node where none is named.
 
@@ -306,9 +323,7 @@ class Placement:
         """
 
         try:
-            if self._watch.away_s > away_s:
-                raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
-            await patiently(partial(self.give_up, session, node), asyncio.Event(), away_s)
+            await self.until_answered(partial(self.give_up, session, node), away_s)
         except RedisLost as exc:
             log.warning("the place is not given back yet", extra={"session_id": session, "error": str(exc)})
             return False

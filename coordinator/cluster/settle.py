@@ -167,7 +167,8 @@ class Settler:
         started = [one for one, is_fenced in zip(attempts, fenced, strict=True) if not is_fenced]
         if not started and (not has_begun or await patiently(self._store.run_id, cancelled) == run_id):
             return did_not_run([order], WITHOUT_OWNER)[0]
-        if await patiently(partial(self._store.node, order.node), cancelled) is None:
+        view = await patiently(partial(self._store.node, order.node), cancelled)
+        if view is None and not self._watch.is_quiet:
             return _unknown(order, f"{WITHOUT_OWNER}, and its node is gone")
         self._watch.follow(order.node, order.incarnation)
         # Without a claim that is certain, each attempt is asked for; only one of them can have started.

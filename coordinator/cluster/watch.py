@@ -61,6 +61,8 @@ class Watch:
         self._clock = clock
         self._health: dict[str, NodeHealth] = {}
         self._run_id: str | None = None
+        self._leased_in: dict[str, str] = {}
+        """The life of Redis in which each node's lease was seen last."""
         self._answered_at: float | None = None
         self._began_at = clock()
         self._quiet_until = float("-inf")
@@ -95,6 +97,11 @@ class Watch:
         return self._clock() - (self._began_at if self._answered_at is None else self._answered_at)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether Redis may not have yet what all write back after an outage: what it does not know proves nothing."""
+        return self._clock() < self._quiet_until
+
+    @property
     def run_id(self) -> str | None:
         """The life of Redis as last seen; None before the first answer."""
         return self._run_id
@@ -110,6 +117,7 @@ class Watch:
         leases = await self._store.leases(list(self._health))
         # What a node says of itself is read where its life is another one, or none.
         changed = [name for name, life in leases.items() if life is None or life != self._health[name].incarnation]
+        self._leased_in.update((name, run_id) for name, life in leases.items() if life is not None)
         views = {name: await self._store.node(name) for name in changed}
         self._was_away = False
         now = self._clock()
@@ -125,7 +133,9 @@ class Watch:
                 before = self._health[name]
                 leaseless_s = before.leaseless_s + min(elapsed, SILENT_S)
                 freeze_s = before.freeze_s if view is None else view.life.freeze_s
-                self._health[name] = NodeHealth(None, leaseless_s, has_left=view is None, freeze_s=freeze_s)
+                # A Redis that was emptied has no descriptions either: who was not seen in it may only be cut off.
+                has_left = view is None and self._leased_in.get(name) == run_id
+                self._health[name] = NodeHealth(None, leaseless_s, has_left=has_left, freeze_s=freeze_s)
         self._run_id, self._answered_at = run_id, now
 
     async def _poll_forever(self) -> None:

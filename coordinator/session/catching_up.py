@@ -6,6 +6,7 @@ node; a call that never ran says so, behind a fence; and only what nobody can te
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,7 @@ from coordinator.session.step import StepRunner, left
 from tools.base import ErrorCode, ToolResult
 from tools.permission import repeatable
 from tools.registry import Registry
+from worker.contract import keys
 from worker.contract.approvals import ApprovalAnswer
 from worker.contract.orders import CallKey, call_digest
 
@@ -45,6 +47,8 @@ FORKED = (
     "and the working directory, which is /workspace again."
 )
 GO_ON = "The session goes on. Continue with the task."
+PROVEN_S = keys.CLAIM_TTL_S - keys.OUTAGE_S
+"""So long after a call was begun a claim of it would stand, also where two machines' clocks differ by some minutes."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class OpenAnswers:
         # Whoever is asked about a call is asked on, with the time that is left; what comes behind it waits as well.
         waiting = [call for call in missing if opened.asked and call.index not in opened.begun and call.refusal is None]
         try:
-            await self._give_lanes(opened, seat, cancelled)
+            await self._give_lanes(seat.session, opened, seat, cancelled)
             await self._end_children(seat, cancelled)
             # All at once: one that still runs must not hold up what is known of the others.
             known = await asyncio.gather(
@@ -162,43 +166,48 @@ class OpenAnswers:
         key = CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=call.index)
         self.steps.keys.extend(attempts_of(key))
         order = order.model_copy(update={"key": key, "node": placed.node if placed else order.node})
+        # Nothing is left of a claim that has expired: that there is none proves nothing then.
+        age_s = self.steps.wall_clock() - opened.begun_at.get(call.index, 0.0)
         outcome = await self.cluster.executor.recover(
             order,
             call.timeout_s,
-            run_id=placed.run_id if placed else "",
+            run_id=placed.run_id if placed and age_s < PROVEN_S else "",
             has_begun=has_begun,
             cancelled=cancelled,
         )
         return answered(call, outcome, 0.0)
 
     async def _end_children(self, seat: Seat, cancelled: asyncio.Event) -> None:
-        """End what sub-agents of the earlier owner still run: nobody waits for it, and it must not work beside us."""
-        for child, transcript in self.rebuilt.open_children.items():
+        """End what sub-agents of the earlier owner still run, and theirs: nobody waits for it, nor wants it now."""
+        children = dict(self.rebuilt.open_children)
+        while children:
+            child, transcript = children.popitem()
             child_dir = Path(seat.box.session_dir) / PurePosixPath(transcript).parent
             try:
-                opened = rebuild((await asyncio.to_thread(read_session, child_dir)).entries).open_step
+                rebuilt = rebuild((await asyncio.to_thread(read_session, child_dir)).entries)
             except TranscriptError as exc:
                 log.info("a sub-agent is not looked at", extra={"session_id": child, "error": str(exc)})
                 continue
+            children.update(rebuilt.open_children)
+            opened = rebuilt.open_step
             if opened is not None:
-                step = [
-                    CallKey(session=child, generation=opened.generation, step=opened.step, index=at)
-                    for at in opened.missing
-                ]
-                attempts = [attempt for key in step for attempt in attempts_of(key)]
+                attempts = _attempts(child, opened, opened.missing)
                 self.steps.keys.extend(attempts)
                 await self.cluster.executor.give_up(seat.node.node, attempts, cancelled)
+                await self._give_lanes(child, opened, seat, cancelled)
 
-    async def _give_lanes(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
-        """Give the lanes back that the earlier owner's calls held."""
-        step = [
-            CallKey(session=seat.session, generation=opened.generation, step=opened.step, index=at)
-            for at in range(len(opened.calls))
-        ]
-        holders = [str(attempt) for key in step for attempt in attempts_of(key)]
+    async def _give_lanes(self, session: str, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> None:
+        """Give the lanes back that the earlier owner's calls held: a chain's is its first call's, answered or not."""
+        holders = [str(attempt) for attempt in _attempts(session, opened, range(len(opened.calls)))]
         placed = next(iter(opened.sent_to.values()), self.rebuilt.placed)
         node = placed.node if placed else seat.node.node
         await patiently(partial(self.cluster.store.give_lanes, node, holders), cancelled)
+
+
+def _attempts(session: str, opened: OpenStep, at: Iterable[int]) -> list[CallKey]:
+    """Return all keys that these calls of an earlier owner's step may have been sent under."""
+    step = [CallKey(session=session, generation=opened.generation, step=opened.step, index=index) for index in at]
+    return [attempt for key in step for attempt in attempts_of(key)]
 
 
 def _here(call: PlannedCall, has_begun: bool) -> Answered:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from coordinator.cluster.seat import Seat
 from coordinator.ending import first
-from coordinator.errors import LostSession, NoBox, RedisLost
+from coordinator.errors import LostSession, NoBox, NoSource, RedisLost
 from coordinator.session.catching_up import Continued, OpenAnswers, learn
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending, SessionLoop
@@ -74,10 +74,15 @@ class Conversation:
     ) -> Ending | None:
         """Bring the conversation to where the model can be asked; return the ending where it need not be."""
         rebuilt, place = continued.rebuilt, None
+        # Its last owner did not come to say so.
+        done = Ending("completed", "done", rebuilt.text) if self._is_done(continued) else None
         if rebuilt.open_step is not None or rebuilt.placed is not None:
             try:
                 place = await first(seat, cancelled)
             except NoBox as exc:
+                if done is not None and isinstance(exc, NoSource):
+                    # What it worked on was collected already, and nothing is left to be done there.
+                    return done
                 self._close(rebuilt.open_step, f"there is no box ({exc})")
                 raise
             if place is None:
@@ -90,15 +95,18 @@ class Conversation:
             if rebuilt.open_step is not None and self.answers is not None:
                 self.loop.spend.calls += len(rebuilt.open_step.missing)
                 self.loop.history.add_answers(await self.answers.find(rebuilt.open_step, place, cancelled))
-        ended = rebuilt.ended
-        is_done = self.loop.history.is_answered and (ended is None or ended.status == "completed")
-        if is_done and rebuilt.text and not continued.message:
-            # Its last owner did not come to say so.
-            return Ending("completed", "done", rebuilt.text)
+        if done is not None:
+            return done
         words = continued.words(place)
         if words:
             self.loop.history.add_user(words, "user" if continued.message else "sandhog")
         return None
+
+    def _is_done(self, continued: Continued) -> bool:
+        """Return whether the model has said its last words, and nobody says anything to it."""
+        rebuilt, ended = continued.rebuilt, continued.rebuilt.ended
+        is_answered = self.loop.history.is_answered and (ended is None or ended.status == "completed")
+        return is_answered and bool(rebuilt.text) and not continued.message
 
     def _close(self, opened: OpenStep | None, why: str) -> None:
         """Answer what an earlier owner left unanswered where nothing more can be found out about it."""

@@ -18,9 +18,9 @@ from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelSettings
 from coordinator.errors import ConfigError, TranscriptError
 from coordinator.session.box_options import BoxOptions
+from coordinator.session.box_order import box_order
 from coordinator.session.call_events import CallStarted
 from coordinator.session.model_table import ModelTable
-from coordinator.session.place import box_order
 from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, kept_env

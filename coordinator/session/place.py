@@ -23,6 +23,7 @@ from coordinator.cluster.seat import Seat
 from coordinator.cluster.turns import PlaceWanted
 from coordinator.ending import first
 from coordinator.errors import LostSession, NoBox, NodeTrouble, RedisLost
+from coordinator.session.box_order import box_order
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.reading import is_last_owner
@@ -103,6 +104,8 @@ class SessionPlace:
         """What the workspace has for agents; None until the box stands."""
         self.mcp: McpListing | None = None
         """The tools of the session's MCP servers, as they were asked for last; None where it has none."""
+        self.is_let_go = False
+        """Its box was ended: no other owner goes on with it from now on."""
 
     @property
     def box(self) -> BoxOrder:
@@ -233,9 +236,13 @@ class SessionPlace:
 
         A copy in which no box ever stood holds nothing that its directory does not. Unless the transcript `is_whole`
         the claims stay: whoever goes on with the session learns from them alone that a call has run.
+
+        Raises:
+            LostSession: another coordinator has the session.
         """
         placement, store = self._cluster.placement, self._cluster.store
         away_s = CANCELLED_S if ending.status == "cancelled" else keys.OUTAGE_S
+        await self._demand_ours(away_s)
         check = self._check(ending)
         finished = await self._place_for_check() if check is not None else FinishOutcome(session=self._session)
         is_done = ending.status == "completed"
@@ -255,6 +262,9 @@ class SessionPlace:
                 and (self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done)),
                 away_s=away_s,
             )
+        # It may have taken long, and what is given back now may be another owner's.
+        await self._demand_ours(away_s)
+        self.is_let_go = True
         # A Redis that says nothing must not hold up the end: both are for comfort.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(COMFORT_S):
@@ -276,6 +286,14 @@ class SessionPlace:
                 self._session, partial(placement.give_up, self._session, only, self._generation)
             )
         return finished
+
+    async def _demand_ours(self, away_s: float) -> None:
+        """Raise LostSession if another coordinator has it by now: who stood still or was cut off was told nothing."""
+        # While Redis is away no node can be told anything either.
+        with contextlib.suppress(RedisLost):
+            is_lost = partial(self._cluster.ownership.is_lost, self._session)
+            if await self._cluster.placement.until_answered(is_lost, away_s):
+                raise LostSession(f"session {self._session} was taken over by another coordinator")
 
     async def _placed(self) -> NodeLife:
         request = self._request
@@ -381,20 +399,3 @@ class SessionPlace:
 
 def _life_of(placed: SessionPlaced) -> NodeLife:
     return NodeLife(node=placed.node, incarnation=placed.incarnation, places=0, lanes=0, host=placed.host)
-
-
-def box_order(request: SessionRequest, session: str, session_dir: Path, generation: int) -> BoxOrder:
-    """Return the order for a session's box."""
-    return BoxOrder(
-        session=session,
-        generation=generation,
-        session_dir=str(session_dir),
-        image=request.image,
-        workspace=str(request.workspace.directory),
-        workspace_mode=request.workspace.mode,
-        as_root=request.workspace.as_root,
-        profile=request.profile,
-        principal=request.principal,
-        extras=request.box.extras,
-        source=request.source,
-    )

@@ -5,6 +5,7 @@ would have done with the replies. So the list is the one that the endpoint had, 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -54,6 +55,8 @@ class OpenStep:
     """By the call's place in the reply."""
     begun: set[int] = field(default_factory=set)
     """Calls that may have been sent."""
+    begun_at: dict[int, float] = field(default_factory=dict)
+    """When each of them was, Unix seconds by its owner's clock; missing where that cannot be read."""
     sent_to: dict[int, SessionPlaced] = field(default_factory=dict)
     """Where the box stood when each of them was: a later owner that died too may have had another place."""
     asked: set[int] = field(default_factory=set)
@@ -120,7 +123,7 @@ def rebuild(entries: Sequence[Entry], *, is_compacted: bool = True) -> Rebuilt:
     builder = _Builder(is_compacted)
     for entry in entries:
         if entry.event is not None:
-            builder.take(entry.event)
+            builder.take(entry.event, entry.at)
     builder.close_answered()
     builder.state.elapsed_s = _elapsed_s(entries)
     return builder.state
@@ -135,10 +138,12 @@ class _Builder:
         self._is_compacted = is_compacted
         self._generation = 1
         self._begun_step = 0
+        self._at = ""
         self._reply: ModelReplied | None = None
         self._raw: dict[tuple[int, int], RawCall] = {}
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event, at: str) -> None:
+        self._at = at
         match event:
             case ModelReplied() | ReplyTaken() | UserMessage() | StepStarted() | ContextCompacted() | SystemWritten():
                 self._conversation(event)
@@ -248,6 +253,8 @@ class _Builder:
         match event:
             case CallStarted():
                 opened.begun.add(event.index)
+                with suppress(ValueError):
+                    opened.begun_at.setdefault(event.index, datetime.fromisoformat(self._at).timestamp())
                 if self.state.placed is not None:
                     opened.sent_to.setdefault(event.index, self.state.placed)
             case CallFinished() | AnswerShortened():

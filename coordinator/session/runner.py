@@ -12,7 +12,7 @@ from coordinator.cluster.placement import FINISH_S
 from coordinator.cluster.seat import Seat
 from coordinator.ending import end, first
 from coordinator.endpoint.model import ModelClient
-from coordinator.errors import TranscriptError
+from coordinator.errors import LostSession, TranscriptError
 from coordinator.session.approvals import Approvals, Approver, Lasting, OneAtATime
 from coordinator.session.breakers import ShownTools
 from coordinator.session.catching_up import TAKEOVER, Continued, OpenAnswers
@@ -161,8 +161,9 @@ class SessionRunner:
         self.steps = loop.steps
         self.copies = Copying(self._place, history, loop.steps.running, self._taken)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
-        ending = await first(conversation, self._abandoned) or self._abandoned_as
+        ending = self._lost_or(await first(conversation, self._abandoned) or self._abandoned_as)
         finished = await self._finish(ending, loop.steps)
+        ending = self._lost_or(ending)
         if ending.status == "completed":
             request.box.forget(self.session_dir)
         return self._end(ending, loop, finished)
@@ -235,10 +236,16 @@ class SessionRunner:
 
     def abandon(self, ending: Ending, *, finish_s: float) -> None:
         """Let `run` return soon, whatever it waits for; the node may take `finish_s` to say what became of the work."""
+        if self._handed_on.is_set():
+            return
         self._abandoned_as, self._finish_s = ending, finish_s
         if ending.is_lost:
             self._handed_on.set()
         self._abandoned.set()
+
+    def _lost_or(self, ending: Ending) -> Ending:
+        """Return that the session is another owner's where it is so by now: how it ends is for that one to say."""
+        return self._abandoned_as if self._handed_on.is_set() and not self._place.is_let_go else ending
 
     def _was_lost(self) -> None:
         self.abandon(Ending("failed", "taken over: another coordinator has the session", is_lost=True), finish_s=0.0)
@@ -338,9 +345,11 @@ class SessionRunner:
         """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
         if ending.is_lost:
             return FinishOutcome(session=self.session_id)
-        finished = await self._unless_abandoned(
-            asyncio.create_task(self._place.leave(ending, steps, is_whole=self._emit.is_whole))
-        )
+        leaving = self._place.leave(ending, steps, is_whole=self._emit.is_whole)
+        try:
+            finished = await self._unless_abandoned(asyncio.create_task(leaving))
+        except LostSession:
+            finished = None
         if finished is None:
             error = "The session was broken off before its node said what became of the workspace."
             return FinishOutcome(session=self.session_id, error=error)

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ class Table(Executor):
     """Steps and indexes of what an earlier owner started."""
     recovered: dict[str, bool] = field(default_factory=dict)
     """What was asked for, and whether it may have been sent, by step and index."""
+    claimed_in: dict[str, str] = field(default_factory=dict)
+    """In which life of Redis each of these would have a claim that proves something; "" for none."""
     given_up: list[CallKey] = field(default_factory=list)
 
     async def run(
@@ -64,6 +66,7 @@ class Table(Executor):
         self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
     ) -> CallOutcome:
         self.recovered[_place(order.key)] = has_begun
+        self.claimed_in[_place(order.key)] = run_id
         if _place(order.key) in self.known:
             return _outcome(order.key, f"collected {_place(order.key)}")
         return did_not_run([order], "nobody started it")[0]
@@ -96,6 +99,9 @@ class OneNode(Placement):
 
     async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
         return True
+
+    async def until_answered(self, ask: Callable[[], Awaitable[Any]], away_s: float) -> Any:
+        return await ask()
 
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         return True

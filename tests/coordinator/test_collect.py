@@ -105,6 +105,19 @@ async def test_many_cuts_lose_nothing(reader: ReplyReader, redis_client: redis.R
         assert (await come(future)).result == str(number)
 
 
+async def test_a_stream_that_begins_anew_by_a_clock_that_was_set_back_is_read(
+    reader: ReplyReader, redis_client: redis.Redis
+) -> None:
+    before, after = reader.expect("t1"), reader.expect("t2")
+    entry = json.dumps({"task_id": "t1", "status": "SUCCESS", "result": "one"})
+    redis_client.xadd(STREAM, {REPLY_FIELD: entry}, id="99999999999999-0")
+    await come(before)
+    redis_client.delete(STREAM)
+    append(redis_client, "t2", "two")
+
+    assert (await asyncio.wait_for(after, 4 * WAIT_S)).result == "two"
+
+
 async def test_what_nobody_expects_is_dropped(reader: ReplyReader, redis_client: redis.Redis) -> None:
     append(redis_client, "unknown", "zero")
     future = reader.expect("t1")

@@ -230,6 +230,31 @@ async def test_a_bound_session_waits_for_a_node_of_its_machine_that_has_left(
     assert (await asyncio.wait_for(placing, 60)).node == "home"
 
 
+async def test_a_node_that_has_come_back_just_now_is_not_passed_over(placement: Placement, lives: Lives) -> None:
+    lives("beside", OTHER)
+    lives("home", HOST, is_leased=False)
+    # The list that all who wait in this process look at.
+    assert [view.is_leased for view in await placement._nodes()] == [True, False]
+    lives("home", HOST)
+    assert (await placement.place("s", "home")).node == "home"
+
+
+async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_waited_for(
+    placement: Placement, lives: Lives, redis_client: redis.Redis, until: Until
+) -> None:
+    watch = placement._watch
+    await asyncio.to_thread(until, lambda: watch.run_id is not None, "the watch has looked")
+    # As a Redis does that was restarted without what it held.
+    watch._run_id = "an earlier life"
+    lives("beside", OTHER)
+    await asyncio.to_thread(until, lambda: watch.is_quiet, "it is seen as another one")
+    placing = asyncio.create_task(placement.place("s", "home"))
+    await asyncio.wait({placing}, timeout=1.0)
+    assert not placing.done()
+    lives("home", HOST)
+    assert (await asyncio.wait_for(placing, 60)).node == "home"
+
+
 async def test_a_node_on_another_volume_gets_no_session(
     placement: Placement, lives: Lives, redis_client: redis.Redis
 ) -> None:

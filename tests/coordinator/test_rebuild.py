@@ -1,5 +1,7 @@
 """What is known of a step that several owners of a session left open."""
 
+from datetime import UTC, datetime
+
 from coordinator.endpoint.reply import RawCall
 from coordinator.session.call_events import CallStarted
 from coordinator.session.events import Event
@@ -24,8 +26,10 @@ def test_a_call_is_asked_about_where_it_was_sent_also_when_a_later_owner_had_ano
         SessionResumed(session_id="s", generation=2, previous=1, accepted_bytes=0, by="takeover"),
         placed("b", "life-2"),
     ]
-    rebuilt = rebuild([Entry(at, "", {}, event) for at, event in enumerate(events, 1)])
+    times = ["", "", "", "2030-01-31T12:00:00.500Z", "", ""]
+    rebuilt = rebuild([Entry(seq, at, {}, event) for seq, (at, event) in enumerate(zip(times, events, strict=True), 1)])
 
     assert rebuilt.placed == placed("b", "life-2")
     assert rebuilt.open_step is not None
     assert rebuilt.open_step.sent_to == {0: placed("a", "life-1")}
+    assert rebuilt.open_step.begun_at == {0: datetime(2030, 1, 31, 12, 0, 0, 500_000, UTC).timestamp()}

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import redis
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.errors import ConfigError, NoBox, TranscriptError
+from coordinator.errors import ConfigError, NoBox, NoSource, TranscriptError
 from coordinator.session.approvals import Always, Decided
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.call_events import CallFinished, CallStarted
@@ -34,6 +35,7 @@ from coordinator.session.saved import NAME, read_saved
 from coordinator.session.session_events import SessionEnded, TurnEnded
 from coordinator.session.step_events import UserMessage
 from coordinator.session.takeover import Orphan, adopt, strays
+from coordinator.session.transcript import segment_path
 from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
 from tests.coordinator.ten_steps import (
     HOME,
@@ -53,7 +55,7 @@ from tests.coordinator.ten_steps import (
 from worker.contract import keys
 from worker.contract.approvals import ApprovalRequest
 from worker.contract.extras import ENV_FILE, BoxExtras
-from worker.contract.orders import BoxOrder, NodeLife, Policy, PrepareOutcome
+from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, Policy, PrepareOutcome
 
 __all__ = ["cluster", "endpoint", "model"]
 
@@ -161,6 +163,31 @@ async def test_calls_that_nobody_can_ask_about_any_more_have_their_answers(
     told = {f"{one.step}.{one.index}": one for one in events[len(before) :] if isinstance(one, CallFinished)}
     assert told[begun].error_code == "OUTCOME_UNKNOWN"
     assert {one.error_code for place, one in told.items() if place != begun} <= {"CANCELLED"}
+
+
+@pytest.mark.parametrize("age", [timedelta(minutes=1), timedelta(hours=1)])
+async def test_that_a_call_has_no_claim_proves_nothing_once_that_would_have_expired(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, age: timedelta, redis_client: redis.Redis
+) -> None:
+    whole = await play(cluster, model, wanted(tmp_path))
+    session_dir = Path(whole.transcript).parent
+    cut_behind(session_dir, "call_started")
+    (session_dir / "work").mkdir()
+    age_lines(Path(whole.transcript), age)
+    (begun,) = begun_in(events_of(cluster, whole.session_id))
+    table = Table()
+    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, whole.session_id)
+    await runner.run(asyncio.Event())
+
+    life: Any = redis_client.info("server")
+    assert table.claimed_in[begun] == (life["run_id"] if age < timedelta(minutes=30) else "")
+
+
+def age_lines(path: Path, age: timedelta) -> None:
+    """Let a transcript be so old."""
+    at = (datetime.now(UTC) - age).isoformat(timespec="milliseconds")
+    lines = [{**json.loads(line), "at": at} for line in path.read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
 
 
 async def test_what_the_model_gets_is_what_it_would_have_got(
@@ -305,6 +332,86 @@ async def test_what_redis_does_not_know_any_more_the_volume_does(
     assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"
 
 
+async def test_an_owner_that_was_not_told_yet_ends_nothing_of_the_next_one(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    """It stood still, or was cut off, while another one took the session over, and has its last reply only now."""
+
+    async def take_over(turn: TurnEnded) -> str | None:
+        session = runner.session_id
+        assert await cluster.store.open_session(session, 2, "the next one") == 2
+        segment_path(runner.session_dir, session, 2).touch()
+        return None
+
+    runner = SessionRunner(
+        wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[], next_message=take_over
+    )
+    result = await runner.run(asyncio.Event())
+
+    assert (result.status, "taken over" in result.stop_reason) == ("failed", True), result
+    node = cluster.placement
+    assert isinstance(node, OneNode)
+    assert node.finished == []
+    assert b'"session_ended"' not in content_of(result)
+    assert redis_client.hget(keys.session(runner.session_id), "owner") == b"the next one"
+
+
+class Slow(OneNode):
+    """Is at it for ever when it is to end a session."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+
+    async def finish(self, *more: Any, **named: Any) -> FinishOutcome:
+        self.is_asked.set()
+        return await asyncio.Future()
+
+
+async def test_a_session_whose_work_is_collected_as_its_server_ends_is_left_to_the_next_one(
+    cluster: Cluster, model: ModelClient, tmp_path: Path
+) -> None:
+    node = Slow()
+    on_slow = Cluster(**{**vars(cluster), "placement": node})
+    request = wanted(tmp_path, is_adoptable=True)
+    runner = SessionRunner(request, cluster=on_slow, model=model, approver=Always(), sinks=[])
+    running = asyncio.create_task(runner.run(asyncio.Event()))
+    await asyncio.wait_for(node.is_asked.wait(), 60)
+    runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
+    await running
+    assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
+    assert await cluster.store.owned_by("me") == [runner.session_id], "whoever comes finds it"
+
+
+class CopyGone(OneNode):
+    """Finds that the session's work was collected already."""
+
+    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
+        assert not (Path(box.session_dir) / "work").exists()
+        raise NoSource("its private copy is gone, and its patch is kept")
+
+
+async def test_a_session_whose_owner_only_did_not_say_that_it_ended_is_completed(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    whole = await play(cluster, model, wanted(tmp_path))
+    cut_before(Path(whole.transcript), "session_ended")
+    asked, node = len(endpoint.requests), CopyGone()
+    result = await continuing(
+        whole.session_id,
+        find(cluster.state_dir, whole.session_id).saved.to_request(ModelTable()),
+        generation=2,
+        cluster=Cluster(**{**vars(cluster), "placement": node}),
+        model=model,
+        approver=Always(),
+        sinks=[],
+        by=TAKEOVER,
+    ).run(asyncio.Event())
+    assert (result.status, result.text) == ("completed", "All done.")
+    assert len(node.finished) == 1, "the node says what the work became"
+    assert len(endpoint.requests) == asked
+
+
 async def test_what_a_sub_agent_left_running_is_given_up(
     cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
 ) -> None:
@@ -337,6 +444,50 @@ async def test_what_a_sub_agent_left_running_is_given_up(
     assert [str(key) for key in table.given_up] == [f"{result.session_id}.1-1-0:1:1:0:{attempt}" for attempt in (1, 2)]
     answer = next(event for event in events_of(cluster, result.session_id) if isinstance(event, CallFinished))
     assert answer.error_code == "OUTCOME_UNKNOWN"
+
+
+async def test_so_is_what_a_sub_agent_of_it_runs_and_the_lane_of_its_chain(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    def task(prompt: str) -> ScriptedCall:
+        return ScriptedCall("Task", {"description": "look", "prompt": prompt, "profile": "general"})
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        if replies(messages):
+            return Turn("done")
+        match messages[1]["content"]:
+            case "mend it":
+                return Turn(calls=(task("child"),))
+            case "child":
+                return Turn(calls=(task("grandchild"),))
+            case _:
+                return Turn(calls=(bash("touch first"), bash("touch second")))
+
+    endpoint.script = script
+    result = await play(cluster, model, wanted(tmp_path, task_depth=2))
+    assert result.status == "completed", result
+    session_dir = cluster.state_dir / "sessions" / result.session_id
+    child_dir, grandchild_dir = sorted((session_dir / "children").iterdir(), key=lambda one: len(one.name))
+    for directory in (session_dir, child_dir):
+        cut_behind(directory, "child_started")
+    # The first call of the chain is answered, and the second one runs: it holds its chain's lane under the first's key.
+    cut_behind(grandchild_dir, "call_finished")
+    (session_dir / "work").mkdir()
+    first = f"{result.session_id}.1-1-0.1-1-0:1:1:0:1"
+    redis_client.zadd(keys.lanes("n1"), {first: 2e9})
+    table = Table()
+    endpoint.script = lambda messages: Turn("goes on")
+    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, result.session_id)
+    assert (await runner.run(asyncio.Event())).text == "goes on"
+    assert {f"{first[:-3]}1:{attempt}" for attempt in (1, 2)} <= {str(key) for key in table.given_up}
+    assert redis_client.zcard(keys.lanes("n1")) == 0
+
+
+def cut_before(path: Path, kind: str) -> None:
+    """End a transcript before the first event of a kind."""
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(number for number, line in enumerate(lines) if f'"type":"{kind}"' in line)
+    path.write_text("".join(lines[:at]))
 
 
 def cut_behind(session_dir: Path, kind: str) -> None:

@@ -103,3 +103,32 @@ async def test_a_call_that_a_person_cancels_ends_alone_and_no_other_one_of_its_s
     assert (outcome.result["error_message"], outcome.result["text"]) == (words, PRINTED if has_begun else "")
     assert redis_client.hget(keys.session("s"), "cancelled") is None
     assert (redis_client.get(keys.claim(str(key))) == b"FENCED") is not has_begun
+
+
+class Back(Node):
+    """Answers a question for a call at once."""
+
+    async def send_join(self, order: CallOrder, task_id: str) -> bool:
+        self._answer(order.key, task_id)
+        return True
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_asked_for_an_earlier_owners_call(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, is_emptied: bool
+) -> None:
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n")
+    redis_client.set(keys.claim(str(key)), "a worker")
+    watch = Watch(store)
+    await watch.poll()
+    if is_emptied:
+        watch._run_id = "an earlier life"
+        await watch.poll()
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    settler = Settler(store=store, reader=reader, dispatcher=Back(reader), watch=watch)
+    outcome = await settler.recover(order, 10.0, run_id="r", has_begun=True, cancelled=asyncio.Event())
+    await client.aclose()
+
+    assert outcome.fate is (Fate.RAN if is_emptied else Fate.UNKNOWN)

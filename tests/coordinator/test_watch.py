@@ -140,7 +140,7 @@ async def test_the_first_look_counts_nothing(watch: Watch, clock: Clock) -> None
     clock.now += 500
     await watch.poll()
 
-    assert watch.health("a") == NodeHealth(None, 0.0, has_left=True)
+    assert watch.health("a") == NodeHealth(None, 0.0)
 
 
 async def test_a_new_life_of_redis_counts_nothing_and_is_seen(
@@ -235,3 +235,15 @@ async def test_a_node_that_took_its_description_back_is_gone_sooner_than_a_lost_
 
     assert not lost.is_gone
     assert watch.health("a").is_gone
+
+
+async def test_a_node_that_an_emptied_redis_does_not_know_may_only_be_cut_off(
+    watch: Watch, clock: Clock, line: Line, redis_client: redis.Redis, second_redis: str
+) -> None:
+    register(redis_client)
+    await look(watch, clock)
+    await line.lead_to(second_redis)
+    await look(watch, clock, int((QUIET_S + LIFE.freeze_s - 2) / EVERY_S))
+    assert not watch.health("a").is_gone, "its boxes do not stand still yet"
+    await look(watch, clock, int(LIFE.freeze_s / EVERY_S))
+    assert watch.health("a").is_lost

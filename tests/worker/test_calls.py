@@ -112,6 +112,22 @@ def test_refused_deliveries_do_not_pile_up(
     assert sum(future is not None for future in calls._known.values()) == 8
 
 
+def test_a_call_hears_of_its_cancel_while_it_is_on_its_way(calls: Calls, box_order: BoxOrder) -> None:
+    heard = []
+
+    def cancelled_on_the_way(call: GateCall) -> ToolResult:
+        heard.append(call.is_cancelled())
+        calls.cancel([str(call.order.key)])
+        heard.append(call.is_cancelled())
+        return ToolResult(status="success", text="")
+
+    calls._gates = cancelled_on_the_way
+    key = CallKey(session="s1", generation=1, step=1, index=0)
+    calls.call(call_order("Bash", {"command": "true"}, key=key, box=box_order, incarnation="now"))
+
+    assert heard == [False, True]
+
+
 def test_an_order_for_another_life_leaves_no_claim(
     calls: Calls, box_order: BoxOrder, redis_client: redis.Redis
 ) -> None:

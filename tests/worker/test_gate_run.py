@@ -68,13 +68,18 @@ class Standing(Boxes):
 def run(state_dir: Path, tmp_path: Path) -> Iterator[Callable[..., ToolResult]]:
     own = OwnTools(load_tools(), Secrets(None), state_dir / "scratch")
 
-    def run(body: Callable[[RunContext], Any], limit_s: float = 60, boxes: Boxes | None = None) -> ToolResult:
+    def run(
+        body: Callable[[RunContext], Any],
+        limit_s: float = 60,
+        boxes: Boxes | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> ToolResult:
         standing = boxes or Standing()
         gate = RunGate(standing, own, Mcp(standing, state_dir / "scratch"), grace_s=0.0)
         tool: AnyTool = Odd(body, limit_s)
         box = box_order(session_dir=tmp_path, workspace_mode=WorkspaceMode.COPY)
         order = call_order("Odd", key=KEY, box=box, principal="alice", attributes={"team": "red"})
-        return gate(GateCall(order, tool, NoParameters(), SpillFile(tmp_path, KEY), False))
+        return gate(GateCall(order, tool, NoParameters(), SpillFile(tmp_path, KEY), False, is_cancelled=is_cancelled))
 
     yield run
     own.close()
@@ -85,6 +90,16 @@ class Full(Standing):
 
     def box_for(self, order: BoxOrder, place_wait_s: float = 0.0) -> Box:
         raise NoPlace
+
+
+class Starting(Standing):
+    """A node on which a call is cancelled while its box is being started."""
+
+    is_asked = False
+
+    def box_for(self, order: BoxOrder, place_wait_s: float = 0.0) -> Box:
+        self.is_asked = True
+        return super().box_for(order)
 
 
 def failing(exc: BaseException) -> Callable[[RunContext], ToolResult]:
@@ -101,6 +116,14 @@ def test_a_full_node_is_neither_a_fault_nor_a_lost_box(run: Callable[..., ToolRe
     assert not result.error_code.counts_as_fault
     assert "Odd did not run" in (result.error_message or "")
     assert "every place of this node is taken" in (result.error_message or "")
+
+
+def test_a_call_that_is_cancelled_while_its_box_is_started_does_not_run(run: Callable[..., ToolResult]) -> None:
+    boxes = Starting()
+
+    result = run(failing(AssertionError("it ran")), boxes=boxes, is_cancelled=lambda: boxes.is_asked)
+
+    assert (result.error_code, result.error_message) == (ErrorCode.CANCELLED, "Odd was cancelled before it ran.")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from tests.worker.projects import as_root, order_for, project
 from worker.beneath import remove_tree
 from worker.contract.orders import BoxOrder, WorkspaceMode
+from worker.errors import SourceUnfit
 from worker.results import finish_bind, finish_copy, release
 from worker.setids import strip_set_ids
 from worker.workspace import prepare
@@ -130,6 +131,17 @@ def test_a_finish_that_was_killed_while_it_removed_the_copy_is_completed(source:
     (session_dir / "work").rename(session_dir / "work.trash" / "x")
     assert finish_copy(order, apply=False) == first
     assert sorted(path.name for path in session_dir.iterdir()) == ["patch.diff", "result", "spill"]
+
+
+def test_who_takes_a_session_over_that_was_just_finished_keeps_its_patch(source: Path) -> None:
+    order = changed_session(source)
+    first = finish_copy(order, apply=False)
+    later = order.model_copy(update={"generation": 2})
+    with pytest.raises(SourceUnfit, match="its patch is kept"):
+        prepare(later)
+    assert finish_copy(later, apply=False) == first
+    assert first.patch_path is not None
+    assert "+two" in Path(first.patch_path).read_text()
 
 
 def test_a_conflict_is_told_and_the_patch_kept(source: Path) -> None:

@@ -27,6 +27,8 @@ class GateCall:
     """What the session has seen of its files; None checks and keeps nothing."""
     is_marked: bool = True
     """A breaker may have a record of the tool. False: none had when the call was claimed, so none need be asked."""
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Whether somebody has cancelled the call by now."""
 
 
 Handler = Callable[[GateCall], ToolResult]

@@ -77,6 +77,9 @@ class RunGate:
             return ToolResult.failure(
                 ErrorCode.OUTCOME_UNKNOWN, "The sandbox this call was sent to is gone; the call may have run."
             )
+        if call.is_cancelled() and not call.joining:
+            # While its box was being started, nobody in there could be told.
+            return ToolResult.failure(ErrorCode.CANCELLED, f"{order.tool} was cancelled before it ran.")
         try:
             if tool.has_own_process:
                 return self._own.run(call, box)
