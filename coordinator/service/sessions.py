@@ -35,6 +35,7 @@ from coordinator.service.posted import Caller, ended
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
+from coordinator.service.unheard import Unheard
 from coordinator.service.views import SessionView, view_of
 from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewFork, NewSession
@@ -109,6 +110,7 @@ class Sessions:
         )
         self._maker = Maker(cluster, admission, self.index, self._floor)
         self._afar = Afar(cluster)
+        self._unheard = Unheard(cluster, self.index, self._floor)
         self._forks = Forks(cluster, admission, self._floor, self._maker, self._afar)
         self._scanned_at = float("-inf")
         self._is_closing = False
@@ -125,10 +127,12 @@ class Sessions:
                 await self._floor.take_up(entry)
             self._webhooks.tell(entry)
         await self._floor.__aenter__()
+        await self._unheard.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.close()
+        await self._unheard.__aexit__()
         await self._floor.__aexit__()
         await self._webhooks.__aexit__()
 
