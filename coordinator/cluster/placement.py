@@ -311,6 +311,7 @@ class Placement:
             await self._turns.leave(session)
             await self._store.close_session(session)
 
+        self._turns.let_go(session)
         try:
             if self._watch.away_s > away_s:
                 raise RedisLost(f"Redis has been away for {self._watch.away_s:.0f} s")
