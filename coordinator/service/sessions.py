@@ -215,8 +215,7 @@ class Sessions:
             await held.messages.keep(held.say(text))
             return
         self._demand_model(entry)
-        if not entry.facts.has_ended:
-            await self._afar.ask(entry, Wish(kind="message", text=text))
+        if not entry.facts.has_ended and not await self._is_left_behind(entry, Wish(kind="message", text=text)):
             return
         self._floor.demand_open()
         try:
@@ -332,6 +331,13 @@ class Sessions:
     def load_of(self, principal: str) -> tuple[int, int]:
         """Return how many of a principal's sessions run and wait here."""
         return self._floor.line.running(principal), self._floor.line.waiting(principal)
+
+    async def _is_left_behind(self, entry: Entry, message: Wish) -> bool:
+        """Hand a message to whoever has a session; return whether they ended it before they could take the message."""
+        if await self._afar.ask(entry, message) is not None:
+            return False
+        await asyncio.to_thread(entry.refresh)
+        return entry.facts.has_ended and await self.cluster.wishes.take_back(entry.session_id, message)
 
     def _demand_model(self, entry: Entry) -> None:
         if entry.record.loop == "none":

@@ -218,3 +218,25 @@ async def test_two_messages_at_once_to_a_session_that_has_ended_are_both_heard(s
     assert sorted(words_of(shown)) == ["one", "three", "two"]
     await served.ended(client, session_id)
     assert set(segments(served.state_dir / "sessions" / session_id)) == {1, 2}
+
+
+async def test_a_message_that_a_server_did_not_take_from_another_one_before_it_ended_the_session_is_heard(
+    serve: Serves, gate: Gate, redis_client: redis.Redis
+) -> None:
+    ours, theirs = await serve(gate), await serve(heard)
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, **prompt("one"))
+    await becomes(there, session_id, lambda shown: shown["status"] == "running")
+    # It hears nothing any more of what others want.
+    for task in ours.sessions.cluster.ownership._tasks:
+        task.cancel()
+    saying = asyncio.create_task(say(there, session_id, "two"))
+    async with asyncio.timeout(60):
+        while not redis_client.exists(keys.wishes(session_id)):
+            await asyncio.sleep(0.02)
+    gate.is_open.set()
+    assert (await ours.ended(here, session_id))["text"] == "one"
+    await saying
+    shown = await becomes(there, session_id, lambda shown: shown["text"] != "one" and shown["status"] == "completed")
+    assert words_of(shown) == ["one", "two"]
+    assert not redis_client.exists(keys.wishes(session_id))
