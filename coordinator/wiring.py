@@ -70,6 +70,7 @@ async def open_cluster(
                 watch=watch,
             ) as executor,
         ):
+            ownership.on_renewed = turns.count
             yield Cluster(
                 store=store,
                 executor=executor,

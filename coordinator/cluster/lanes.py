@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 POLL_S = 0.02
 """Between two looks whether another coordinator gave a lane back."""
 RENEW_S = 30.0
-"""Lanes held for so long are renewed, and again each time it has passed: calls that are quick cost nothing more. Far
-more often than they lapse: a step of the clock of Redis' host, by which all of them do, is mended soon."""
+"""How often lanes are renewed. Far more often than they lapse: a Redis that was emptied, or a step of its host's clock,
+by which all of them do, is mended soon."""
+QUICK_S = 1.0
+"""Those of calls that take less are most likely given back before they could be renewed."""
 LOOK_S = 1.0
 """Between two looks whether any are to be renewed."""
 NO_LIMIT = 1 << 31
@@ -113,7 +115,7 @@ class Lanes:
             kept_in = kept_in or present
             if present == kept_in and now - kept_at < RENEW_S:
                 continue
-            if await self.renew(RENEW_S if present == kept_in else 0.0):
+            if await self.renew(QUICK_S if present == kept_in else 0.0):
                 kept_in, kept_at = present, now
 
     async def renew(self, held_s: float = 0.0) -> bool:

@@ -35,6 +35,9 @@ class _Owned:
     is_last: Callable[[], bool]
 
 
+async def _nothing() -> None: ...
+
+
 class Ownership:
     """One coordinator's lease and sessions. Use `async with`; runs two tasks of its own."""
 
@@ -42,6 +45,8 @@ class Ownership:
         self.coordinator = coordinator
         self.on_wishes: Callable[[str], None] = lambda session: None
         """Called with a session of which something is wanted, see `Wishes`; it need not have been opened yet."""
+        self.on_renewed: Callable[[], Awaitable[object]] = _nothing
+        """Called each time that the lease was renewed, for what is kept in Redis beside it; may raise `RedisError`."""
         self._store = store
         self._owned: dict[str, _Owned] = {}
         self._has_lease = False
@@ -167,6 +172,7 @@ class Ownership:
                     for session in list(self._owned):
                         await self.note(session)
                     self._must_note = False
+                await self.on_renewed()
             except (RedisError, OSError) as exc:
                 log.info("the coordinator's lease is not renewed", extra={"error": str(exc)})
             await asyncio.sleep(EVERY_S)

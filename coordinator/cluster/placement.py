@@ -322,6 +322,7 @@ class Placement:
         False where Redis was away for so long: neither is done.
         """
 
+        self._turns.let_go(session)
         try:
             await self.until_answered(partial(self.give_up, session, node), away_s)
         except RedisLost as exc:

@@ -4,8 +4,12 @@ Each waiting session has a ticket, renewed by whoever waits for it. Tickets are 
 principal's next one comes a share later than its last, and one that comes back after a pause has no credit for it. So
 principals take turns by their weights, and of one principal the oldest is first. A ticket is passed by others only for
 places that it does not want, and one whose principal has as many places as it may stands aside.
+
+What a principal has is counted anew every second by the coordinators of its sessions: one whose idle box was ended has
+no place meanwhile, and a Redis that lost the counts has them again.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -128,6 +132,21 @@ end
 """
 )
 
+COUNT = """
+-- KEYS: holders, the principal's places, then the places of each session's node. ARGV: principal, place_ttl_s, then
+-- each session. Counts those that have their place, whatever the ceiling is, and no other of them.
+local now = tonumber(redis.call('TIME')[1])
+for at = 3, #KEYS do
+  local session, expiry = ARGV[at], redis.call('ZSCORE', KEYS[at], ARGV[at])
+  if expiry and tonumber(expiry) > now then
+    redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]), session); redis.call('HSET', KEYS[1], session, ARGV[1])
+  else
+    redis.call('ZREM', KEYS[2], session); redis.call('HDEL', KEYS[1], session)
+  end
+end
+redis.call('EXPIRE', KEYS[1], ARGV[2]); redis.call('EXPIRE', KEYS[2], ARGV[2])
+"""
+
 
 @dataclass(frozen=True)
 class PlaceWanted:
@@ -191,6 +210,9 @@ class Turns:
         self._ticket_ttl_s = ticket_ttl_s
         self._take = client.register_script(TAKE_TURN)
         self._leave = client.register_script(LEAVE)
+        self._count = client.register_script(COUNT)
+        self._held: dict[str, tuple[str, str]] = {}
+        """Of each session here whose principal has a ceiling: the principal, and the node where it had a place last."""
 
     async def take(self, session: str, wanted: PlaceWanted, nodes: Sequence[tuple[NodeLife, int]]) -> Turn:
         """Take a place on one of these nodes, each with its rank, if it is the session's turn; else stand in the line.
@@ -206,7 +228,23 @@ class Turns:
             names.append(keys.places(life.node))
             arguments += [life.node, life.places, rank]
         at, position, tickets, is_at_ceiling = await self._take(keys=names, args=arguments)
-        return Turn(nodes[int(at) - 1][0] if at else None, int(position), int(tickets), bool(is_at_ceiling))
+        node = nodes[int(at) - 1][0] if at else None
+        if node is not None and wanted.most is not None:
+            self._held[session] = (principal, node.node)
+        return Turn(node, int(position), int(tickets), bool(is_at_ceiling))
+
+    def let_go(self, session: str) -> None:
+        """See no more to what a session counts for: it has ended, or another coordinator has it."""
+        self._held.pop(session, None)
+
+    async def count(self) -> None:
+        """Let those sessions here count for their principal's ceiling that have their places now, and no others."""
+        held: dict[str, dict[str, str]] = defaultdict(dict)
+        for session, (principal, node) in self._held.items():
+            held[principal][session] = keys.places(node)
+        for principal, places in held.items():
+            names = [keys.PLACE_HOLDERS, f"{keys.PLACES_OF}{principal}", *places.values()]
+            await self._count(keys=names, args=[principal, keys.PLACE_TTL_S, *places])
 
     async def leave(self, session: str) -> None:
         """Wait no more, and count no more as one of the principal's places. Idempotent."""

@@ -89,6 +89,10 @@ class Wishes:
                 continue
         return wishes
 
+    async def take_back(self, session: str, wish: Wish) -> bool:
+        """Want a thing no more; return whether nobody had taken the wish."""
+        return bool(await self._redis.lrem(keys.wishes(session), 1, wish.model_dump_json()))
+
     async def drop(self, session: str) -> None:
         """Forget what was wanted of a session that had ended."""
         await self._redis.delete(keys.wishes(session))

@@ -141,11 +141,10 @@ class Floor:
         wanted = entry.record.wanted
         assert wanted is not None
         try:
-            entry.record = entry.record.model_copy(update={"coordinator": self._cluster.ownership.coordinator})
-            await asyncio.to_thread(write_record, entry.directory, entry.record)
             if entry.record.forked_from is not None:
                 await self.go_on(entry, wanted.prompt, is_again=True)
                 return
+            await self._sign(entry)
             principal = self.principal(entry.record.principal)
             request = await asyncio.to_thread(self._admission.admit, wanted, principal)
             messages = await asyncio.to_thread(kept_messages, entry.directory, 0)
@@ -167,12 +166,24 @@ class Floor:
         found = await asyncio.to_thread(find, self._cluster.state_dir, entry.session_id)
         held = await self._continued(entry, found)
         check(found, held.request, message=text)
-        if not (is_again and held.messages):
-            await held.messages.keep(held.messages.add(text))
         # What was wanted of it before it ended came too late.
         await self._cluster.wishes.drop(entry.session_id)
-        entry.is_ours = True
-        self._hold(held)
+        # Before a message is kept, which whoever finds it lets be heard where nobody has the session.
+        await self._sign(entry)
+        if not (is_again and held.messages):
+            await held.messages.keep(held.messages.add(text))
+        faster = self._held.get(entry.session_id)
+        if faster is None:
+            entry.is_ours = True
+            self._hold(held)
+        elif not is_again:
+            # Another message lets it go on already.
+            await faster.messages.keep(faster.say(text))
+
+    async def _sign(self, entry: Entry) -> None:
+        """Write down that a session waits in this process' line."""
+        entry.record = entry.record.model_copy(update={"coordinator": self._cluster.ownership.coordinator})
+        await asyncio.to_thread(write_record, entry.directory, entry.record)
 
     def cancel(self, held: Held) -> None:
         """End a session; one that waits begins at once, only to end: its transcript says so."""
@@ -253,7 +264,7 @@ class Floor:
             log.warning("session %s could not be begun: %s", entry.session_id, exc)
             entry.facts.fail(str(exc))
         finally:
-            await asyncio.to_thread(_let_go, entry, has_run)
+            await asyncio.to_thread(_let_go, held, has_run)
             if entry.facts.has_ended:
                 # Before anybody is told: whoever waited for its end may ask for another one at once.
                 await self.quotas.ended(held.principal, entry.session_id)
@@ -302,10 +313,13 @@ class Floor:
         return principal
 
 
-def _let_go(entry: Entry, has_run: bool) -> None:
-    """Let go of a session; where it has run to its end nothing more is to be heard. Blocks for the volume."""
+def _let_go(held: Held, has_run: bool) -> None:
+    """Let go of a session; nothing more is to be heard where it has run to its end. Blocks for the volume."""
+    entry = held.entry
     entry.let_go()
+    # What was accepted and broken off by a fault is heard later, but not what somebody has cancelled.
+    has_heard_all = held.cancelled.is_set() or not held.messages
     # Not where another process has it: what is kept is that one's.
-    if has_run and entry.facts.has_ended:
+    if has_run and entry.facts.has_ended and has_heard_all:
         with contextlib.suppress(OSError):
             forget_messages(entry.directory)

@@ -35,6 +35,7 @@ from coordinator.service.posted import Caller, ended
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
+from coordinator.service.unheard import Unheard
 from coordinator.service.views import SessionView, view_of
 from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewFork, NewSession
@@ -109,6 +110,7 @@ class Sessions:
         )
         self._maker = Maker(cluster, admission, self.index, self._floor)
         self._afar = Afar(cluster)
+        self._unheard = Unheard(cluster, self.index, self._floor)
         self._forks = Forks(cluster, admission, self._floor, self._maker, self._afar)
         self._scanned_at = float("-inf")
         self._is_closing = False
@@ -125,10 +127,12 @@ class Sessions:
                 await self._floor.take_up(entry)
             self._webhooks.tell(entry)
         await self._floor.__aenter__()
+        await self._unheard.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self.close()
+        await self._unheard.__aexit__()
         await self._floor.__aexit__()
         await self._webhooks.__aexit__()
 
@@ -211,8 +215,7 @@ class Sessions:
             await held.messages.keep(held.say(text))
             return
         self._demand_model(entry)
-        if not entry.facts.has_ended:
-            await self._afar.ask(entry, Wish(kind="message", text=text))
+        if not entry.facts.has_ended and not await self._is_left_behind(entry, Wish(kind="message", text=text)):
             return
         self._floor.demand_open()
         try:
@@ -328,6 +331,13 @@ class Sessions:
     def load_of(self, principal: str) -> tuple[int, int]:
         """Return how many of a principal's sessions run and wait here."""
         return self._floor.line.running(principal), self._floor.line.waiting(principal)
+
+    async def _is_left_behind(self, entry: Entry, message: Wish) -> bool:
+        """Hand a message to whoever has a session; return whether they ended it before they could take the message."""
+        if await self._afar.ask(entry, message) is not None:
+            return False
+        await asyncio.to_thread(entry.refresh)
+        return entry.facts.has_ended and await self.cluster.wishes.take_back(entry.session_id, message)
 
     def _demand_model(self, entry: Entry) -> None:
         if entry.record.loop == "none":

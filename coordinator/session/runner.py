@@ -344,6 +344,7 @@ class SessionRunner:
     async def _finish(self, ending: Ending, steps: StepRunner) -> FinishOutcome:
         """End the box, unless it is another coordinator's now; within the bounded time of an abandoned session."""
         if ending.is_lost:
+            self._cluster.turns.let_go(self.session_id)
             return FinishOutcome(session=self.session_id)
         leaving = self._place.leave(ending, steps, is_whole=self._emit.is_whole)
         try:

@@ -179,6 +179,23 @@ async def test_lanes_held_for_long_are_renewed_and_those_of_quick_calls_cost_not
     assert held(redis_client) == {}
 
 
+async def test_lanes_that_an_emptied_redis_lost_are_back_after_one_pace(
+    lanes: Lanes, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RENEW_S", 2.0)
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "QUICK_S", 0.1)
+    began = time.monotonic()
+    keeping = asyncio.create_task(lanes.keep(lambda: "life"))
+    # Held for less than a pace when that comes round.
+    await asyncio.sleep(1.0)
+    assert await lanes.take("a", 4, ["c"], asyncio.Event()) == 1
+    redis_client.flushdb()
+    await come(lambda: held(redis_client))
+    assert time.monotonic() - began < 1.9 * module.RENEW_S
+    await end(keeping)
+
+
 async def test_lanes_are_written_back_in_another_life_of_redis(
     lanes: Lanes, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

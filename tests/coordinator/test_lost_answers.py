@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -24,7 +25,8 @@ from coordinator.session.result import SessionResult
 from coordinator.session.resume import continuing
 from coordinator.session.runner import SessionRunner
 from coordinator.session.session_events import TurnEnded
-from coordinator.session.takeover import Adopted, TakeoverWatch
+from coordinator.session.takeover import Adopted, TakeoverWatch, strays
+from coordinator.session.transcript import segment_path
 from tests.coordinator.lossy import LossyLink, open_link
 from tests.coordinator.resuming import OneNode, in_memory_cluster
 from tests.coordinator.ten_steps import cluster, endpoint, go_on, model, play, wanted
@@ -278,3 +280,33 @@ async def test_what_an_emptied_redis_lost_is_adopted_when_there_is_room_and_its_
             results = await asyncio.gather(*adopter.tasks)
     assert sorted(adopter.adopted) == sorted(one.session_id for one in left)
     assert {result.status for result in results} == {"completed"}
+
+
+async def test_what_is_handed_on_and_found_on_the_volume_at_once_is_taken_over_once(
+    cluster: Cluster,
+    redis_url: str,
+    redis_client: redis.Redis,
+    model: ModelClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = await deserted(redis_url, cluster.state_dir, model, tmp_path, "dead")
+    redis_client.delete(keys.coordinator_lease("dead"))
+    handed: list[int] = []
+
+    async def go_on(adopted: Adopted) -> None:
+        handed.append(adopted.generation)
+
+    def look(*arguments: Any) -> dict[str, bool]:
+        found = strays(*arguments)
+        assert (handed, found) == ([2], {left.session_id: True}), "it is an orphan, and the volume has it"
+        # It begins to write in this very moment, and is not ours in `ownership` before Redis was asked.
+        segment_path(left.session_dir, left.session_id, 2).touch()
+        return found
+
+    monkeypatch.setattr(takeover, "strays", look)
+    async with TakeoverWatch(cluster, go_on) as watch:
+        async with asyncio.timeout(60):
+            while watch._looked_at < 0:
+                await asyncio.sleep(0.02)
+    assert handed == [2]

@@ -23,6 +23,7 @@ from coordinator.errors import NoBox, NodeTrouble, NoSource
 from coordinator.session.session_events import SessionPlaced
 from coordinator.session.transcript import segment_path
 from coordinator.session.workspace_choice import Chosen
+from coordinator.wiring import open_cluster
 from tests.conftest import Until
 from tests.coordinator.resuming import OneNode
 from tests.coordinator.ten_steps import cluster, endpoint, events_of, go_on, model, play, wanted
@@ -320,6 +321,20 @@ async def test_a_node_that_was_gone_for_too_long_is_trouble(
     redis_client.delete(keys.lease("n"))
     with pytest.raises(NodeTrouble, match="it has been gone"):
         await asyncio.wait_for(placement.prepare(box(tmp_path), node), 60)
+
+
+async def test_what_counts_for_a_ceiling_is_kept_as_long_as_the_coordinator_lives(
+    redis_url: str, redis_client: redis.Redis, lives: Lives, tmp_path: Path
+) -> None:
+    lives("home", HOST)
+    async with open_cluster(redis_url, tmp_path) as cluster:
+        await cluster.placement.place("s", None, PlaceWanted(principal="p", most=1))
+        redis_client.delete(f"{keys.PLACES_OF}p", keys.PLACE_HOLDERS)
+        async with asyncio.timeout(30):
+            while not redis_client.exists(f"{keys.PLACES_OF}p"):
+                await asyncio.sleep(0.02)
+        assert await cluster.placement.withdraw("s", "home", away_s=60)
+        assert redis_client.keys(f"{keys.PLACES_OF}*") == []
 
 
 def box(directory: Path) -> BoxOrder:

@@ -177,3 +177,48 @@ def test_no_node_ever_has_more_sessions_than_places(redis_url: str, asks: list[t
             await line.client.aclose()
 
     asyncio.run(play())
+
+
+async def test_a_principal_that_redis_forgot_has_no_more_places_than_it_may(
+    line: Line, redis_client: redis.Redis
+) -> None:
+    wide = life(places=10)
+    assert [await line.ask(f"m-{n}", "many", wide, most=2) for n in range(3)] == ["a", "a", None]
+    redis_client.delete(f"{keys.PLACES_OF}many", keys.PLACE_HOLDERS)
+    await line.turns.count()
+    assert await line.ask("m-2", "many", wide, most=2) is None
+    # As after a day.
+    redis_client.zadd(f"{keys.PLACES_OF}many", {"m-0": 1, "m-1": 1})
+    await line.turns.count()
+    assert await line.ask("m-2", "many", wide, most=2) is None
+    await line.turns.leave("m-0")
+    assert await line.ask("m-2", "many", wide, most=2) == "a", "who has it is known again"
+
+
+async def test_a_session_without_its_place_leaves_room_below_the_ceiling_and_needs_some_again(
+    line: Line, redis_client: redis.Redis
+) -> None:
+    wide = life(places=10)
+    assert [await line.ask(f"m-{n}", "many", wide, most=1) for n in range(2)] == ["a", None]
+    # Its box was ended for idleness.
+    await line.store.give_place("a", "m-0")
+    await line.turns.count()
+    assert await line.ask("m-1", "many", wide, most=1) == "a"
+    await line.turns.count()
+    turn = await line.turns.take("m-0", PlaceWanted(principal="many", most=1), [(wide, 0)])
+    assert turn.is_at_ceiling
+    await line.end("m-1")
+    assert await line.ask("m-0", "many", wide, most=1) == "a"
+
+
+async def test_a_session_counts_for_whoever_has_it_now(line: Line, redis_url: str, redis_client: redis.Redis) -> None:
+    theirs = Line(redis_url)
+    assert await line.ask("s", "p", life("a"), most=1) == "a"
+    # Another coordinator has it by now, on another node; this one has heard of that.
+    await line.store.give_place("a", "s")
+    assert await theirs.ask("s", "p", life("b"), most=1) == "b"
+    line.turns.let_go("s")
+    await theirs.turns.count()
+    await line.turns.count()
+    assert redis_client.zrange(f"{keys.PLACES_OF}p", 0, -1) == [b"s"]
+    await theirs.client.aclose()
