@@ -11,8 +11,7 @@ from typing import Any
 
 from tests.upgrade.contract import KINDS, lua, names
 from tests.upgrade.examples import examples
-
-HERE = Path(__file__).parent
+from tests.upgrade.releases import HERE
 
 
 def without_words(schema: Any) -> Any:

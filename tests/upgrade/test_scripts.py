@@ -1,14 +1,13 @@
 """The scripts of an earlier release and today's on one Redis: each side's hold against the other's."""
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import redis
 
 from tests.upgrade.contract import lua
-from tests.upgrade.test_contract import HERE, RELEASES
+from tests.upgrade.releases import RELEASES, recorded
 from worker.contract import keys
 from worker.contract.orders import CallKey
 
@@ -20,7 +19,7 @@ Lua = Mapping[str, str]
 def sides(request: pytest.FixtureRequest) -> tuple[Lua, Lua]:
     """The scripts of whoever owns the session, and those of its node."""
     release, is_owner_new = request.param
-    old, new = json.loads((HERE / release / "scripts.json").read_text()), lua()
+    old, new = recorded(release, "scripts"), lua()
     return (new, old) if is_owner_new else (old, new)
 
 
@@ -35,17 +34,19 @@ def test_who_owns_a_session_and_what_was_claimed_holds_between_two_releases(
         names = [keys.claim(str(key)), session, keys.session_breakers("s"), keys.node_breakers("a")]
         return told(side, "CLAIM", names, f"token of {key}", key.generation, key.step, TTL_S, "Bash")
 
+    def fenced(key: CallKey) -> Any:
+        return told(owner, "FENCE", [keys.claim(str(key))], TTL_S)
+
     owner, node = sides
     session, ours, theirs = keys.session("s"), keys.owned("one"), keys.owned("two")
     calls: list[CallKey] = [CallKey(session="s", generation=1, step=1, index=at) for at in range(3)]
-    fence: Callable[[Lua, int], Any] = lambda side, at: told(side, "FENCE", [keys.claim(str(calls[at]))], TTL_S)  # noqa: E731
 
     assert told(owner, "OPEN_SESSION", [session], 1, TTL_S, "one") == 1
     assert told(owner, "OWN", [session, ours], 1, "one", "s", TTL_S, "1", "0") == 1
     assert told(owner, "BEGIN_STEP", [session], 1, 1, TTL_S, "0") == 1
     assert claimed(node, calls[0]) == "granted"
-    assert fence(owner, 0) == [0], "it has started"
-    assert fence(owner, 1) == [1]
+    assert fenced(calls[0]) == [0], "it has started"
+    assert fenced(calls[1]) == [1]
     assert claimed(node, calls[1]) == "fenced"
     assert told(owner, "TAKE", [keys.lanes("a")], 1, TTL_S, "mine") == 1
     assert told(node, "TAKE", [keys.lanes("a")], 1, TTL_S, "another's") == 0
