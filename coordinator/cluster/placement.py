@@ -22,6 +22,7 @@ from coordinator.errors import NoBox, NodeTrouble, NoSource, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
 from worker.contract.orders import (
+    CONTRACT_VERSION,
     BoxOrder,
     CopyOrder,
     CopyOutcome,
@@ -132,7 +133,7 @@ class Placement:
                 away = str(exc)
                 log.info("placement waits for Redis", extra={"error": away})
             if self._clock() - nobody_since > NODE_WAIT_S:
-                raise NoBox(_nobody(away))
+                raise NoBox(_nobody(away, self._listed))
             await asyncio.sleep(pause_s)
 
     async def _nodes(self) -> list[NodeView]:
@@ -277,11 +278,11 @@ class Placement:
         """
         since = self._clock()
         while self._clock() - since <= NODE_WAIT_S:
-            lives = [view.life for view in await self._nodes() if view.is_leased and view.life.state == "ready"]
+            lives = [view.life for view in await self._nodes() if view.is_ready]
             if lives:
                 return next((life for life in lives if life.node == preferred), lives[0])
             await asyncio.sleep(POLL_S)
-        raise NoBox(_nobody(""))
+        raise NoBox(_nobody("", self._listed))
 
     async def copy(self, box: BoxOrder, node: NodeLife, target: str, target_dir: Path) -> None:
         """Return once a node has copied a session's workspace, as it is now, into the directory of another one.
@@ -343,12 +344,18 @@ class Placement:
 
 def _is_at_home(view: NodeView, home: str | None) -> bool:
     """Whether it is the node with the session's box, which stays there also when the node is drained."""
-    return view.life.node == home and view.is_leased and view.life.state == "ready"
+    return view.life.node == home and view.is_ready
 
 
-def _nobody(away: str) -> str:
+def _nobody(away: str, nodes: list[NodeView]) -> str:
     if away:
         return f"Redis does not answer: {away}. Start it, or correct SANDHOG_REDIS_URL."
+    others = [f"{one.life.node}: {one.life.v}" for one in nodes if one.is_leased and one.life.v != CONTRACT_VERSION]
+    if others:
+        return (
+            f"No worker speaks version {CONTRACT_VERSION} of the contract, as this coordinator does "
+            f"({', '.join(others)}). Upgrade both to one release, the workers first."
+        )
     return (
         "No worker is alive that takes sessions: start one with `sandhog worker` (its log says why one that was "
         "started is not there; `sandhog nodes` shows all)."

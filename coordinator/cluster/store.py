@@ -46,10 +46,14 @@ class NodeView:
         return "drained" if self.is_drained and self.life.state == "ready" else self.life.state
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it lives, does not end, and can be asked for anything: it speaks our version of the contract."""
+        return self.is_leased and self.life.state == "ready" and self.life.v == CONTRACT_VERSION
+
+    @property
     def takes_sessions(self) -> bool:
         """Whether new sessions may come here."""
-        is_ready = self.is_leased and self.life.state == "ready" and not self.is_drained
-        return is_ready and self.life.v == CONTRACT_VERSION
+        return self.is_ready and not self.is_drained
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ def write_record(session_dir: Path, record: SessionRecord) -> None:
 def read_record(session_dir: Path) -> SessionRecord:
     """Return a session's record; of one that a command line started, what its name tells."""
     try:
-        return SessionRecord.model_validate_json((session_dir / RECORD).read_bytes())
+        # What a later release wanted of it besides does not make it another session.
+        return SessionRecord.model_validate_json((session_dir / RECORD).read_bytes(), extra="ignore")
     except (OSError, ValidationError):
         return SessionRecord(session_id=session_dir.name, created_at=_created_at(session_dir))
 

@@ -79,7 +79,8 @@ def answered(call: PlannedCall, outcome: CallOutcome, time_ms: float) -> Answere
 
 def _result(outcome: CallOutcome) -> ToolResult:
     try:
-        return ToolResult.model_validate(outcome.result)
+        # A node of a later release may say more.
+        return ToolResult.model_validate(outcome.result, extra="ignore")
     except ValidationError as exc:
         fault = exc.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
         words = f"The call ran, but its node's result cannot be read ({fault}); look at what it did."

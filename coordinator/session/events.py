@@ -125,9 +125,10 @@ _ADAPTER: TypeAdapter[Event] = TypeAdapter(
 
 
 def parse_event(fields: Any) -> Event:
-    """The event behind a decoded transcript line.
+    """The event behind a decoded transcript line; fields that it does not know are passed over.
 
     Raises:
         pydantic.ValidationError: The type is unknown or a field does not fit.
     """
-    return _ADAPTER.validate_python(fields)
+    # Also by what stands in events: limits, for one, take no unknown field from a person.
+    return _ADAPTER.validate_python(fields, extra="ignore")

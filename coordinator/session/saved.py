@@ -44,7 +44,7 @@ class SavedSession(BaseModel):
             TranscriptError: it is of a release that this one does not understand.
         """
         try:
-            return replace(_requests().validate_python(self.request), models=models)
+            return replace(_requests().validate_python(self.request, extra="ignore"), models=models)
         except ValidationError as exc:
             raise _unreadable(self.session_id, exc) from exc
 
@@ -55,7 +55,7 @@ class SavedSession(BaseModel):
             TranscriptError: it is of a release that this one does not understand.
         """
         try:
-            return replace(_models().validate_python(self.model), api_key=api_key)
+            return replace(_models().validate_python(self.model, extra="ignore"), api_key=api_key)
         except ValidationError as exc:
             raise _unreadable(self.session_id, exc) from exc
 

@@ -128,6 +128,10 @@ class Pipes:
             self._drop(pipe)
             self._kill(pipe)
 
+    def _has(self, pipe: Pipe) -> bool:
+        """Whether it is the present link's: each counts its pipes anew, and some of the last may still be ending."""
+        return self._pipes.get(pipe.number) is pipe
+
     def _kill(self, pipe: Pipe) -> None:
         """End a command for certain: the spawner may not have come to starting it yet."""
         kill_marked(pipe.marker)
@@ -237,7 +241,7 @@ class Pipes:
     def _end(self, pipe: Pipe, ended: Ended) -> None:
         """The command's own process ended, or could not be started."""
         pipe.ended = ended
-        if pipe.number in self._pipes:
+        if self._has(pipe):
             kill_marked(pipe.marker)
             self._settle(pipe)
             if pipe.has_terminal:
@@ -245,19 +249,19 @@ class Pipes:
 
     def _end_terminal(self, pipe: Pipe) -> None:
         """Take what is left on a terminal, whose last user is gone: not every kernel says so."""
-        if pipe.number in self._pipes and pipe.out >= 0:
+        if self._has(pipe) and pipe.out >= 0:
             pipe.is_quiet = True
             self._read(pipe)
             self._loop.after(QUIET_S, lambda: self._end_terminal(pipe))
 
     def _end_silent(self, pipe: Pipe) -> None:
         """Kill a command that closed its output and runs on."""
-        if pipe.number in self._pipes and pipe.ended is None:
+        if self._has(pipe) and pipe.ended is None:
             kill_marked(pipe.marker)
 
     def _settle(self, pipe: Pipe) -> None:
         """Tell the host of the end once all output is on its way."""
-        if pipe.ended is None or pipe.out >= 0 or pipe.number not in self._pipes:
+        if pipe.ended is None or pipe.out >= 0 or not self._has(pipe):
             return
         if pipe.err >= 0:
             if pipe.sends_errors:

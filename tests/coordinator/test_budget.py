@@ -51,9 +51,12 @@ class TestAnswers:
         assert answer.result == RESULT
         assert (answer.time_ms, answer.attempt, answer.cut, answer.note) == (12.5, 2, None, None)
 
-    @pytest.mark.parametrize(
-        "result", [None, {}, {"status": "success", "text": "x", "of_tomorrow": 1}, {"status": "error", "text": ""}]
-    )
+    def test_what_a_node_of_a_later_release_says_besides_is_passed_over(self) -> None:
+        result: dict[str, JsonValue] = {"status": "success", "text": "x", "of_tomorrow": 1, "stats": {"of_tomorrow": 2}}
+
+        assert answered(CALL, CallOutcome(key=KEY, fate=Fate.RAN, result=result), 0).result.text == "x"
+
+    @pytest.mark.parametrize("result", [None, {}, {"text": "x", "of_tomorrow": 1}, {"status": "error", "text": ""}])
     def test_a_result_that_cannot_be_read_is_an_error_that_says_so(self, result: dict[str, JsonValue] | None) -> None:
         answer = answered(CALL, CallOutcome(key=KEY, fate=Fate.RAN, result=result), 0)
 

@@ -10,14 +10,15 @@ import redis
 
 from coordinator.cluster.collect import BLOCK_MS, ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
-from coordinator.cluster.placement import Placement
+from coordinator.cluster.placement import LISTED_S, Placement
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.turns import Turns
 from coordinator.cluster.watch import Watch
+from coordinator.errors import NoBox
 from tests.conftest import Until
 from worker.app import create_app
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
+from worker.contract.orders import CONTRACT_VERSION, BoxOrder, FinishOutcome, NodeLife, WorkspaceMode
 
 NODE = NodeLife(node="n", incarnation="one", places=1, lanes=1, state="ready")
 
@@ -34,6 +35,28 @@ async def placement(redis_url: str) -> AsyncIterator[Placement]:
     dispatcher.close()
     await client.aclose()
     await reading.aclose()
+
+
+async def test_a_node_of_another_version_gets_no_session_and_is_named(
+    placement: Placement, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.cluster.placement.NODE_WAIT_S", 0.3)
+    other = NODE.model_copy(update={"v": CONTRACT_VERSION + 1})
+    redis_client.sadd(keys.NODES, NODE.node)
+    redis_client.set(keys.lease(NODE.node), NODE.incarnation)
+    redis_client.set(keys.node(NODE.node), other.model_dump_json())
+    words = f"No worker speaks version {CONTRACT_VERSION} .*n: {CONTRACT_VERSION + 1}.*Upgrade both to one release"
+
+    with pytest.raises(NoBox, match=words):
+        await placement.place("s")
+    with pytest.raises(NoBox, match=words):
+        await placement.place("s", home=NODE.node)
+    with pytest.raises(NoBox, match=words):
+        await placement.any_node(NODE.node)
+
+    redis_client.set(keys.node(NODE.node), NODE.model_dump_json())
+    await asyncio.sleep(LISTED_S)
+    assert (await placement.any_node(NODE.node)).node == (await placement.place("s")).node == NODE.node
 
 
 async def test_an_order_that_was_lost_is_sent_again(

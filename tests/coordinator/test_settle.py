@@ -1,4 +1,4 @@
-"""What a cancelled call comes to whose node does not hear of it at once; a real Redis, and no node."""
+"""What calls come to whose node does not hear of a cancel at once, or whose claims are lost; a real Redis, no node."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,6 +8,7 @@ import pytest
 import redis
 from pydantic import JsonValue
 
+from coordinator.cluster import settle
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.settle import Settler
@@ -46,6 +47,14 @@ class Node(Dispatcher):
     def _answer(self, key: CallKey, task_id: str) -> None:
         outcome = CallOutcome(key=key, fate=Fate.RAN, result={"status": "error", "text": PRINTED, **self._error})
         self._reader.expect(task_id).set_result(Reply(task_id, True, outcome.to_text(), ""))
+
+
+class KnowingNode(Node):
+    """A node that has the call's outcome, and says so when it is asked."""
+
+    async def send_join(self, order: CallOrder, task_id: str) -> bool:
+        self._answer(order.key, task_id)
+        return True
 
 
 @pytest.fixture
@@ -132,3 +141,24 @@ async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_asked_for_an_ea
     await client.aclose()
 
     assert outcome.fate is (Fate.RAN if is_emptied else Fate.UNKNOWN)
+
+
+async def test_a_running_call_whose_claim_went_with_all_else_in_redis_is_asked_for_and_not_sent_again(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle, "UNCLAIMED_S", 0.1)
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="one")
+    redis_client.set(keys.claim(str(key)), "a worker")
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    async with Watch(store) as watch:
+        watch.follow("n", "one")
+        settler = Settler(store=store, reader=reader, dispatcher=KnowingNode(reader), watch=watch)
+        sent = settler.expect(order, 10.0, run_id=await store.run_id())
+        redis_client.flushall()
+        outcome = await asyncio.wait_for(settler.settle(sent, asyncio.Event()), 60)
+    await client.aclose()
+
+    assert outcome.result is not None
+    assert outcome.result["text"] == PRINTED

@@ -217,4 +217,18 @@ class TestLanes:
 
 
 async def test_the_life_of_redis_has_a_name_that_stays(store: Store, redis_client: redis.Redis) -> None:
-    assert await store.run_id() == await store.run_id() == redis_client.info("server")["run_id"]
+    life = await store.run_id()
+    assert life == await store.run_id()
+    assert life.startswith(redis_client.info("server")["run_id"])
+
+
+async def test_a_redis_that_was_emptied_has_another_life(store: Store, redis_client: redis.Redis) -> None:
+    """Without a claim a call has not run: not so where all claims are gone."""
+    life = await store.run_id()
+    assert await store.take_lanes("a", 3, ["1"]) == (1, life)
+
+    redis_client.flushall()
+
+    _, after = await store.take_lanes("a", 3, ["1"])
+    assert after not in ("", life)
+    assert after == await store.run_id()

@@ -17,6 +17,7 @@ from sandbox.process_engine import FOLDER_PREFIX, NotAllowed, ProcessEngine
 from sandbox.process_marks import processes_of
 from sandbox.requests import CallMark, RunAnswer, RunRequest
 from sandbox.spec import BoxSpec
+from tests.sandbox.conformance.test_pipes import Talk
 
 ROOT = Path(__file__).resolve().parents[2]
 Shell = Callable[[Box], Callable[..., RunAnswer]]
@@ -119,6 +120,25 @@ def test_without_heartbeats_it_ends_by_itself_with_its_commands(
     engine.close()
     assert engine.sweep() == 1
     assert engine.records() == []
+
+
+def test_a_command_of_a_link_that_broke_ends_none_of_the_next_one(engine: ProcessEngine, spec: BoxSpec) -> None:
+    """Its end is heard of late: what starts commands and reaps them stands still meanwhile."""
+    box = engine.start(spec, "s", 1)
+    (spawner,) = (
+        pid for pid in of(box)[int(box.box_id, 16)] if b"spawner" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    Talk(box, "sleep", "100")
+    os.kill(spawner, signal.SIGSTOP)
+    assert box._link is not None
+    box._link.close()
+    talk = Talk(box, "cat")
+    os.kill(spawner, signal.SIGCONT)
+    talk.say(b"x")
+    assert talk.hears(1) == b"x"
+    assert talk.pipe is not None
+    talk.pipe.end()
+    assert talk.ended().exit_code == 0, talk.ends
 
 
 def test_a_box_is_adopted_with_its_running_command(

@@ -50,6 +50,11 @@ COORDINATORS = f"{PREFIX}coordinators"
 """Set of the ids of coordinators whose sessions others may adopt; who adopts the last one takes the id out."""
 
 
+COORDINATORS_SINCE = f"{PREFIX}coordinators:since"
+"""When a coordinator first asked this Redis which one it is, by the clock of Redis; never expires. One that was emptied
+has another, and so is told from what it was before."""
+
+
 def coordinator_lease(coordinator: str) -> str:
     """Return the key that stands while a coordinator lives."""
     return f"{PREFIX}coordinator:{coordinator}"

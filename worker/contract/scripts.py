@@ -6,6 +6,8 @@ two machines' clocks are compared.
 
 from enum import StrEnum
 
+from worker.contract import keys
+
 FENCED = "FENCED"
 """Value of a claim that no worker may take any more."""
 
@@ -159,15 +161,25 @@ if got > 0 then redis.call('EXPIRE', KEYS[1], ARGV[2]) end
 return {result}
 """
 LIFE = "string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')"
-"""Within a script: the id of this life of Redis."""
+"""Within a script: the id of this life of the Redis process."""
+
+_SINCE = f"""
+local since = redis.call('GET', '{keys.COORDINATORS_SINCE}')
+if not since then
+  since = table.concat(redis.call('TIME'), '.')
+  redis.call('SET', '{keys.COORDINATORS_SINCE}', since)
+end
+local life = {LIFE} .. '/' .. since
+"""
+"""Begins a script that tells the life of Redis: with the process, or emptied (FLUSHALL), it loses what was claimed."""
 
 TAKE = _TAKE.replace("{and_what}", "").replace("{result}", "got")
-TAKE_IN_LIFE = _TAKE.replace("{and_what}", ", and the id of this life of Redis").replace("{result}", f"{{got, {LIFE}}}")
+TAKE_IN_LIFE = _SINCE + _TAKE.replace("{and_what}", ", and the life of Redis").replace("{result}", "{got, life}")
 """What is dispatched next has to know that, and one question is cheaper than two."""
 
-RUN_ID = f"""
+RUN_ID = f"""{_SINCE}
 -- Returns the id of this life of Redis; the whole of INFO would be parsed by the client.
-return {LIFE}
+return life
 """
 
 
