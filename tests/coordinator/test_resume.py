@@ -167,7 +167,7 @@ async def test_calls_that_nobody_can_ask_about_any_more_have_their_answers(
 
 @pytest.mark.parametrize("age", [timedelta(minutes=1), timedelta(hours=1)])
 async def test_that_a_call_has_no_claim_proves_nothing_once_that_would_have_expired(
-    cluster: Cluster, model: ModelClient, tmp_path: Path, age: timedelta, redis_client: redis.Redis
+    cluster: Cluster, model: ModelClient, tmp_path: Path, age: timedelta
 ) -> None:
     whole = await play(cluster, model, wanted(tmp_path))
     session_dir = Path(whole.transcript).parent
@@ -179,8 +179,8 @@ async def test_that_a_call_has_no_claim_proves_nothing_once_that_would_have_expi
     runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, whole.session_id)
     await runner.run(asyncio.Event())
 
-    life: Any = redis_client.info("server")
-    assert table.claimed_in[begun] == (life["run_id"] if age < timedelta(minutes=30) else "")
+    life = await cluster.store.run_id()
+    assert table.claimed_in[begun] == (life if age < timedelta(minutes=30) else "")
 
 
 def age_lines(path: Path, age: timedelta) -> None:
