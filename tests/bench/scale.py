@@ -23,10 +23,11 @@ import docker
 
 from coordinator.settings import DEFAULT_IMAGE
 from tests.bench import call_cost
+from tests.bench.model_server import delay_s
 from tests.bench.scale_docs import document
 from tests.bench.scale_parts import MIB, Cost, Load, Stage, chunks, memory_bytes, opened, run
 
-DELAYS_S = (0.5, 0.8, 1.1, 1.4, 1.7, 2.0)
+BOUNDS_S = (0.5, 2.0)
 EXECS_AT_ONCE = 8
 CONTEXT_TOKENS = 128_000
 MOST_CURVE_STEPS = 30
@@ -117,9 +118,9 @@ async def delays(sizes: Sizes) -> dict[str, Any]:
         await run(stage, 4, 1, 1)
         _give_back()
         before, redis_before = memory_bytes(), stage.redis_bytes()
-        load = await run(stage, sizes.calm_sessions, sizes.calm_steps, 1, delays_s=DELAYS_S)
+        load = await run(stage, sizes.calm_sessions, sizes.calm_steps, 1, bounds_s=BOUNDS_S)
         after, redis_after = await _at_rest(stage)
-        await run(stage, sizes.calm_sessions, sizes.calm_steps, 1, delays_s=DELAYS_S)
+        await run(stage, sizes.calm_sessions, sizes.calm_steps, 1, bounds_s=BOUNDS_S)
         after_more, _ = await _at_rest(stage)
         left = sorted({key.decode().split(":")[1] for key in stage.client.scan_iter("sandhog:*")})
     added_ms = _added_ms(load)
@@ -151,13 +152,13 @@ async def _few_delays(sessions: int, steps: int) -> tuple[float, float]:
     """Return the median and the 99th percentile of what is added where fewer sessions want fewer steps a second."""
     async with opened(places=sessions, lanes=32) as stage:
         await run(stage, 4, 1, 1)
-        added_ms = _added_ms(await run(stage, sessions, steps, 1, delays_s=DELAYS_S))
+        added_ms = _added_ms(await run(stage, sessions, steps, 1, bounds_s=BOUNDS_S))
     return _percentile(added_ms, 0.5), _percentile(added_ms, 0.99)
 
 
 def _added_ms(load: Load) -> list[float]:
     """Return what was added to the model's delay, from the least; a step begins one behind the request it makes."""
-    return sorted((gap_s - DELAYS_S[(step - 1) % len(DELAYS_S)]) * 1000 for step, gap_s in load.gaps_s)
+    return sorted((gap_s - delay_s(BOUNDS_S, session, step - 1)) * 1000 for session, step, gap_s in load.gaps_s)
 
 
 async def by_sessions(sizes: Sizes) -> list[tuple[int, Cost]]:

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import redis
@@ -124,8 +124,8 @@ class Load:
     every: int = 0
     times_ms: list[float] = field(default_factory=list)
     """Of each call, from dispatch to answer."""
-    gaps_s: list[tuple[int, float]] = field(default_factory=list)
-    """Step, and seconds from its beginning to the next one's."""
+    gaps_s: list[tuple[int, int, float]] = field(default_factory=list)
+    """The session's number, a step of it, and seconds from its beginning to the next one's."""
     busy_bytes: int = 0
     """Memory of the coordinator and of Redis at the end of what was measured."""
     busy_redis_bytes: int = 0
@@ -147,9 +147,9 @@ class Load:
             )
         )
 
-    def sink(self) -> "Sink":
-        """Return the sink of one session."""
-        return Sink(self)
+    def sink(self, session: int) -> "Sink":
+        """Return the sink of the session with this number."""
+        return Sink(self, session)
 
     @property
     def cost(self) -> Cost:
@@ -164,8 +164,8 @@ class Load:
 class Sink:
     """Counts one session's events."""
 
-    def __init__(self, load: Load) -> None:
-        self._load = load
+    def __init__(self, load: Load, session: int) -> None:
+        self._load, self._session = load, session
         self._step, self._at = 0, 0.0
 
     def __call__(self, event: Event) -> None:
@@ -174,7 +174,7 @@ class Sink:
             case StepStarted():
                 now = time.perf_counter()
                 if self._step > MEETING:
-                    load.gaps_s.append((self._step, now - self._at))
+                    load.gaps_s.append((self._session, self._step, now - self._at))
                 self._step, self._at = event.step, now
             case CallFinished():
                 assert event.status == "success", event
@@ -238,10 +238,12 @@ def _node(name: str, directory: Path, server: RedisServer, places: int, lanes: i
 
 
 @contextlib.contextmanager
-def model(sessions: int, steps: int, calls: int, delays_s: Sequence[float] = ()) -> Iterator[tuple[str, int]]:
-    """Yield address and process id of a scripted model."""
-    argv = [sys.executable, "-m", "tests.bench.model_server", str(sessions), str(steps), str(calls)]
-    argv += [str(delay_s) for delay_s in delays_s]
+def model(
+    sessions: int, steps: int, calls: int, bounds_s: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[tuple[str, int]]:
+    """Yield address and process id of a scripted model that takes its time within these bounds."""
+    numbers = (sessions, steps, calls, *bounds_s)
+    argv = [sys.executable, "-m", "tests.bench.model_server", *map(str, numbers)]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -265,7 +267,7 @@ async def run(
     steps: int,
     calls: int,
     *,
-    delays_s: Sequence[float] = (),
+    bounds_s: tuple[float, float] = (0.0, 0.0),
     every: int = 0,
     context_tokens: int | None = None,
 ) -> Load:
@@ -276,13 +278,13 @@ async def run(
         sessions: How many.
         steps: Of each, behind one to warm up.
         calls: Of each step.
-        delays_s: Of the model, by turns.
+        bounds_s: The least and the most time that the model takes for a reply.
         every: Take readings so many calls apart.
         context_tokens: The model's window.
     """
     chosen = Chosen(stage.project, WorkspaceMode.BIND, "measured", Policy.BOXED, False)
     request = SessionRequest(
-        "measure",
+        "0",
         chosen,
         DEFAULT_IMAGE,
         Limits(steps=steps + 10),
@@ -290,13 +292,19 @@ async def run(
         task_depth=0,
         context_tokens=context_tokens,
     )
-    with model(sessions, steps, calls, delays_s) as (base_url, endpoint):
+    with model(sessions, steps, calls, bounds_s) as (base_url, endpoint):
         client = ModelClient(ModelSettings("scripted", base_url=base_url))
         load = Load(stage, endpoint, every=every)
         try:
             runners = [
-                SessionRunner(request, cluster=stage.cluster, model=client, approver=Never(), sinks=[load.sink()])
-                for _ in range(sessions)
+                SessionRunner(
+                    replace(request, prompt=str(number)),
+                    cluster=stage.cluster,
+                    model=client,
+                    approver=Never(),
+                    sinks=[load.sink(number)],
+                )
+                for number in range(sessions)
             ]
             results = await asyncio.gather(*[runner.run(asyncio.Event()) for runner in runners])
         finally:

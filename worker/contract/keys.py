@@ -18,8 +18,8 @@ CLAIM_TTL_S = 600 + 2 * OUTAGE_S
 SESSION_TTL_S = 7 * 86_400
 """A session's hash, counted from its last step."""
 PLACE_TTL_S = 3 * 3_600
-"""A place, counted from when it was taken, or renewed by the node on which its box stands: longer than the longest start
-of a box (an image of 15 minutes, a set-up of two hours), and what nobody gives back is lost for no longer."""
+"""A place, counted from when it was taken, or renewed by the node on which its box stands: longer than the longest
+start of a box (an image of 15 minutes, a set-up of two hours), and what nobody gives back is lost for no longer."""
 REPLY_TTL_S = 86_400
 """A reply stream, counted from its last entry."""
 PROGRESS_TTL_S = 30
