@@ -163,6 +163,7 @@ class DockerEngine:
         workspace_disk = spec.workspace_dir if spec.workspace_size_bytes is None else spec.spill_dir
         places = (self.machine.data_dir, self._settings.records_dir, workspace_disk)
         check_room(places, self._settings.min_free_bytes)
+        self._reaper.remove_left(spec.workspace_dir)
         with self.images.held(spec.image, spec.principal) as image, self._starts:
             # Tried while the box itself starts; nobody gets the box before it is known.
             proof = self._proofs.begin(spec, image.proven_as)
@@ -277,7 +278,7 @@ class DockerEngine:
     def _forget(self, box: Lifeline) -> None:
         with self._lock:
             self._boxes.pop(box.box_id, None)
-        self._records.remove(box.box_id)
+        (self._reaper.leave if box.is_left else self._records.remove)(box.box_id)
 
     def renew(self, box: Box, session: str, generation: int, lifetime_s: float, **changes: str) -> None:
         """Write into the box's record who has it, until when, and what else changed (names of its fields).

@@ -83,6 +83,8 @@ class Lifeline:
         if env is not None:
             self._hello = {"op": Op.HELLO, "image_env": dict(env[0]), "env": dict(env[1])}
         self._hello["egress"] = carrier_of is not None
+        self.is_left = False
+        """It was lost, and its container may run on: the engine was not there to remove it."""
         self.is_frozen = False
         self.wants_frozen = False
         self.info = self._first_hello()
@@ -289,8 +291,10 @@ class Lifeline:
         if first:
             if self._link is not None:
                 self._link.close()
-            # Where that fails, the dead-man timer or the next sweep ends it.
-            with suppress(EngineUnavailable):
+            try:
                 self._container.remove()
+            except EngineUnavailable:
+                # The dead-man timer or the next sweep ends it, if nobody does before.
+                self.is_left = True
             self._on_gone(self)
         return BoxLost(lost.reason, lost.detail)

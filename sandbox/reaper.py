@@ -6,7 +6,9 @@ Decides by the node's own records and their expiry, never by what Redis says or 
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import docker
 
@@ -48,6 +50,8 @@ class Reaper:
         self._records = records
         self._labels = [f"{NODE_LABEL}={node}", f"{INSTALLATION_LABEL}={installation}"]
         self._clock = clock
+        self._left: dict[str, str] = {}
+        """Workspaces of boxes that are nobody's, and whose containers may run."""
 
     def containers(self) -> dict[str, str]:
         """State of each container of this node by box id.
@@ -100,6 +104,25 @@ class Reaper:
         """
         remove_container(self._client, NAME_PREFIX + box_id)
         self._records.remove(box_id)
+        self._left.pop(box_id, None)
+
+    def leave(self, box_id: str) -> None:
+        """Note that a box is nobody's any more while the engine could not remove its container."""
+        record = self._records.load(box_id)
+        if record is not None:
+            self._left[box_id] = record.workspace_dir
+            # Nor does another life of this node take it for a session's.
+            with suppress(OSError):
+                self._records.save(replace(record, expires=0.0))
+
+    def remove_left(self, workspace_dir: Path) -> None:
+        """Remove what was left on a workspace: no other box may have it before.
+
+        Raises:
+            EngineUnavailable.
+        """
+        for box_id in [one for one, place in list(self._left.items()) if place == str(workspace_dir)]:
+            self.remove(box_id)
 
     def _sweep_abandoned(self, held: Held) -> int:
         """Remove what dead runs of any installation left created or ended: no record will ever lead to it."""

@@ -126,8 +126,11 @@ def _run_to_end(settings: NodeSettings, client: redis.Redis, end: "_End") -> Non
         doors.close()
         canary.close()
         machine.upkeep.close()
-        lease.close()
-        end.close()
+        try:
+            end.close()
+        finally:
+            # Last: sessions of a node that has left may have boxes elsewhere, on the same workspaces.
+            lease.close()
 
 
 def _lease(

@@ -168,8 +168,8 @@ class Placement:
             # It has come back since the nodes were listed, and would be passed over.
             self._listed_at = float("-inf")
             return False
-        # Its lease may have lapsed only now: two boxes must not write one workspace.
-        return view.is_leased or self._watch.health(home).is_lost
+        # Its lease may have lapsed only now, and while it ends its box is there: two must not write one workspace.
+        return view.life.state == "ready" if view.is_leased else self._watch.health(home).is_lost
 
     async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
         """Return whether a node is there, for as long as it may come back; False once its sessions may leave it.

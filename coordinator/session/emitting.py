@@ -21,12 +21,23 @@ class Emitter:
     def __init__(self, transcript: Transcript, sinks: Iterable[EventSink]) -> None:
         self.transcript = transcript
         self._sinks = list(sinks)
-        self._is_torn = False
+        self._torn: TranscriptError | None = None
+        """Why an event is missing from the transcript, and all behind it are."""
 
     @property
     def is_whole(self) -> bool:
         """All that happened so far is in the transcript."""
-        return not self._is_torn
+        return self._torn is None
+
+    async def sync(self) -> None:
+        """Return when all that happened so far is on the disk.
+
+        Raises:
+            TranscriptError: it is not; also where whoever was told of that has passed over it.
+        """
+        if self._torn is not None:
+            raise TranscriptError(str(self._torn)) from self._torn
+        await self.transcript.sync_aside()
 
     def __call__(self, event: Event) -> None:
         """Hand an event on.
@@ -35,11 +46,11 @@ class Emitter:
             TranscriptError: it cannot be kept; said once, for the session ends by it.
         """
         fault: TranscriptError | None = None
-        if not self._is_torn:
+        if self._torn is None:
             try:
                 self.transcript(event)
             except TranscriptError as exc:
-                self._is_torn, fault = True, exc
+                self._torn = fault = exc
         self.show(event)
         if fault is not None:
             raise fault

@@ -5,16 +5,13 @@ A session that goes on with a new owner asks for the node that has its box, and 
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
@@ -28,6 +25,7 @@ from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.reading import is_last_owner
 from coordinator.session.request import SessionRequest
+from coordinator.session.seen_file import forget_seen, keep_seen, read_seen
 from coordinator.session.session_events import BoxReplaced, Notice, SessionPlaced
 from coordinator.session.step import StepRunner
 from worker.contract import keys
@@ -38,7 +36,6 @@ from worker.contract.orders import BoxOrder, FinishOutcome, NodeLife, PrepareOut
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_RECORDS = TypeAdapter(dict[str, str])
 
 AGAIN_S = (0.5, 1.0, 2.0, 4.0)
 """The pauses before a node that failed is asked for the box again."""
@@ -47,8 +44,6 @@ TROUBLE_S = 600.0
 SEAT_REDIS_S = 60.0
 """How long a session that has not begun waits for Redis."""
 COMFORT_S = 2.0
-SEEN_FILE = "seen.json"
-"""In the session's directory, for its owner only: its read metadata, while nobody has the session."""
 
 
 class SessionPlace:
@@ -245,23 +240,8 @@ class SessionPlace:
         await self._demand_ours(away_s)
         check = self._check(ending)
         finished = await self._place_for_check() if check is not None else FinishOutcome(session=self._session)
-        is_done = ending.status == "completed"
-        if self._node is not None and ending.status != "cancelled":
-            try:
-                await self._leave_lost(self._node)
-            except NoBox as exc:
-                finished = FinishOutcome(session=self._session, error=str(exc))
-        node = self._node
-        if node is not None:
-            finished = await placement.finish(
-                self.box,
-                node,
-                apply=self._request.apply and is_done,
-                check=check,
-                keep_workspace=self._has_stood
-                and (self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done)),
-                away_s=away_s,
-            )
+        if self._node is not None:
+            finished = await self._finished(ending, check, away_s)
         # It may have taken long, and what is given back now may be another owner's.
         await self._demand_ours(away_s)
         self.is_let_go = True
@@ -269,11 +249,11 @@ class SessionPlace:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(COMFORT_S):
                 await self._cluster.ownership.disown(self._session)
-                if not is_done:
+                if ending.status != "completed":
                     await self._keep_seen()
         # An earlier owner may have died, or a move been broken off, between a place on another node and giving back the
         # one before it.
-        only = node.node if node is not None and self._generation == 1 and self._home is None else None
+        only = self._node.node if self._node is not None and self._generation == 1 and self._home is None else None
         if await placement.withdraw(self._session, only, away_s=away_s):
             try:
                 await store.withdraw_grants(self._session, steps.granted)
@@ -285,6 +265,29 @@ class SessionPlace:
             self._cluster.ownership.owe(
                 self._session, partial(placement.give_up, self._session, only, self._generation)
             )
+        return finished
+
+    async def _finished(self, ending: Ending, check: Check | None, away_s: float) -> FinishOutcome:
+        """End the box where it stands; where its node is lost, before or meanwhile, another says what became of it."""
+        is_done, finished = ending.status == "completed", FinishOutcome(session=self._session)
+        keep = self._request.keep == "always" or (self._request.keep == "unfinished" and not is_done)
+        while self._node is not None:
+            try:
+                if ending.status != "cancelled":
+                    await self._leave_lost(self._node)
+            except NoBox as exc:
+                return FinishOutcome(session=self._session, error=str(exc))
+            finished = await self._cluster.placement.finish(
+                self.box,
+                self._node,
+                apply=self._request.apply and is_done,
+                check=check,
+                keep_workspace=self._has_stood and keep,
+                away_s=away_s,
+            )
+            # One that was told to end before it came to this says nothing any more.
+            if finished.error is None or ending.status == "cancelled" or not await self._is_lost(self._node):
+                break
         return finished
 
     async def _demand_ours(self, away_s: float) -> None:
@@ -312,10 +315,14 @@ class SessionPlace:
 
         return await self._cluster.placement.place(self._session, self._home, wanted, tell)
 
+    async def _is_lost(self, node: NodeLife) -> bool:
+        """Return whether a node is lost whose session's workspace others have as well."""
+        is_copy = self._request.workspace.mode is WorkspaceMode.COPY
+        return is_copy and not await self._cluster.placement.outlasts(node.node, asyncio.Event())
+
     async def _leave_lost(self, node: NodeLife) -> None:
         """Where the node is lost, find another one that says what became of the workspace."""
-        is_copy = self._request.workspace.mode is WorkspaceMode.COPY
-        if is_copy and not await self._cluster.placement.outlasts(node.node, asyncio.Event()):
+        if await self._is_lost(node):
             self._home, self._node = node.node, None
             self._node = await self._placed()
             await self._move_to(self._node)
@@ -339,14 +346,10 @@ class SessionPlace:
         )
         if not await self._ask(partial(ownership.note, self._session)):
             raise LostSession(f"session {self._session} was taken over by another coordinator")
-        kept = self._session_dir / SEEN_FILE
-        try:
-            records = _RECORDS.validate_json(kept.read_bytes())
-        except (OSError, ValidationError):
-            # Without it, files must be read again before they are changed.
-            return
-        await self._ask(partial(store.restore_seen_files, self._session, records))
-        kept.unlink(missing_ok=True)
+        records = read_seen(self._session_dir)
+        if records:
+            await self._ask(partial(store.restore_seen_files, self._session, records))
+            forget_seen(self._session_dir)
 
     async def _move_to(self, node: NodeLife) -> None:
         """Say that the box is there from now on; a node that had it before need not keep its place."""
@@ -356,14 +359,11 @@ class SessionPlace:
             await self._ask(partial(store.give_place, self._home, self._session))
 
     async def _keep_seen(self) -> None:
-        """Keep the read metadata with the session: without it, files must be read again before they are changed."""
+        """Keep the read metadata with the session."""
         try:
             records = await self._cluster.store.seen_files(self._session)
             if records:
-                path = self._session_dir / SEEN_FILE
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    json.dump(records, file)
+                keep_seen(self._session_dir, records)
         except (RedisError, OSError) as exc:
             log.info("read metadata is not kept", extra={"session_id": self._session, "error": str(exc)})
 

@@ -153,7 +153,7 @@ class SessionRunner:
             history=history,
             account=account,
             emit=self._emit,
-            sync=self._emit.transcript.sync_aside,
+            sync=self._emit.sync,
             home_tools=self._home_tools(system, account),
             waits_for_box=request.box.extras.makes_image or self._place.wants_notes or bool(request.box.extras.mcp),
         )

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.session.session_events import BoxReplaced, Notice, SessionPlaced
 from coordinator.wiring import open_cluster
 from tests.cluster.conftest import Played, Stage, Start, leftover_containers
 from tests.cluster.machines import REPOSITORY, Server
+from worker.contract import keys
+from worker.contract.orders import NodeLife
 
 pytestmark = pytest.mark.docker
 
@@ -140,6 +143,41 @@ async def test_a_session_on_a_directory_whose_node_left_goes_on_at_another_of_th
     assert played.result.status == "completed", played.result
     assert set(placed(played.events)) == set(nodes)
     assert contents(played)[-1]["text"].split() == ["x", "y"]
+
+
+@pytest.mark.timeout(240)
+async def test_a_session_that_ends_as_its_node_is_told_to_end_has_its_patch(
+    stage: Stage, state_dir: Path, server: Server, start: Start
+) -> None:
+    """The node has nothing more to do with what it is asked, as it waits for another session's command."""
+    first = start("a")
+    queue = keys.queue(first.name)
+    is_told = threading.Event()
+    turns = [bash("echo x > log"), Turn("done")]
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        turn = in_turn(turns)(messages)
+        if turn is turns[-1]:
+            is_told.wait(WAIT_S)
+        return turn
+
+    long = [bash("touch begun; until [ -e go ]; do sleep 0.1; done"), Turn("done")]
+    working = asyncio.create_task(stage.play(in_turn(long), copy=True))
+    begun = await there(state_dir, "begun")
+    playing = asyncio.create_task(stage.play(script, copy=True))
+    await there(state_dir, "log")
+    start("b")
+    first.process.terminate()
+    with redis.Redis.from_url(server.url) as client:
+        await gone(lambda: NodeLife.model_validate_json(client.get(keys.node(first.name)) or b"").state == "ready")
+        is_told.set()
+        await gone(lambda: not client.llen(queue) and not playing.done())
+    (begun.parent / "go").touch()
+    played = await playing
+
+    assert (played.result.status, played.result.notes) == ("completed", []), played.result
+    assert "+x" in (played.result.patch or "")
+    assert (await working).result.status == "completed"
 
 
 def shown(server: Server, *argv: str) -> str:

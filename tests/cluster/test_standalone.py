@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -162,6 +163,28 @@ async def test_a_node_that_is_told_to_end_gives_its_running_calls_answer(
     assert node.process.wait(60) == 0, node.log()
     assert not leftover_containers(node.name)
     assert "Traceback" not in node.log()
+
+
+async def test_a_node_that_ends_is_there_until_its_boxes_are_gone(stage: Any, server: Server, node: Node) -> None:
+    """Its sessions may have boxes elsewhere as soon as it is not."""
+    has_left = threading.Event()
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        if messages[-1]["role"] == "tool":
+            has_left.wait(100)
+            return Turn("done")
+        return bash("touch begun")
+
+    playing = asyncio.create_task(stage.play(script))
+    await once_begun(stage)
+    node.process.terminate()
+    with redis.Redis.from_url(server.url) as client:
+        while client.exists(keys.node(node.name)):
+            await asyncio.sleep(0.002)
+    left = leftover_containers(node.name)
+    has_left.set()
+    assert (await playing).result.status == "completed"
+    assert left == []
 
 
 async def test_a_message_that_comes_back_to_a_later_life_of_its_node_runs_nothing(

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -192,8 +192,10 @@ Lives = Callable[..., NodeLife]
 def lives(redis_client: redis.Redis) -> Lives:
     """Writes a node down, with or without its lease."""
 
-    def write(name: str, host: str, *, is_leased: bool = True) -> NodeLife:
-        life = NodeLife(node=name, incarnation=f"{name}-1", places=1, lanes=1, host=host, freeze_s=0.5)
+    def write(
+        name: str, host: str, *, is_leased: bool = True, state: Literal["ready", "draining"] = "ready"
+    ) -> NodeLife:
+        life = NodeLife(node=name, incarnation=f"{name}-1", places=1, lanes=1, host=host, freeze_s=0.5, state=state)
         redis_client.set(keys.node(name), life.model_dump_json())
         redis_client.sadd(keys.NODES, name)
         if is_leased:
@@ -238,6 +240,18 @@ async def test_a_node_that_has_come_back_just_now_is_not_passed_over(placement: 
     assert [view.is_leased for view in await placement._nodes()] == [True, False]
     lives("home", HOST)
     assert (await placement.place("s", "home")).node == "home"
+
+
+async def test_a_node_that_is_ending_is_not_left_before_it_has(
+    placement: Placement, lives: Lives, redis_client: redis.Redis
+) -> None:
+    lives("beside", OTHER)
+    lives("home", HOST, state="draining")
+    placing = asyncio.create_task(placement.place("s", "home"))
+    await asyncio.wait({placing}, timeout=1.0)
+    assert not placing.done(), "its box may be at work there"
+    redis_client.delete(keys.lease("home"), keys.node("home"))
+    assert (await asyncio.wait_for(placing, 60)).node == "beside"
 
 
 async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_waited_for(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -226,6 +227,27 @@ async def test_a_completed_session_goes_on_with_a_message_only(
         await go_on(cluster, model, result.session_id)
     with pytest.raises(ConfigError, match="private copy that is gone"):
         await go_on(cluster, model, result.session_id, "and now?")
+
+
+async def test_a_session_ends_before_its_next_request_whatever_it_was_at_when_its_transcript_failed(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    """A tool that runs here keeps an event of its own, and each fault of such a tool becomes its answer."""
+
+    def fail_for_a_moment(event: Event) -> None:
+        file = runner._emit.transcript._file
+        if isinstance(event, CallStarted) and event.tool == "TodoWrite":
+            aside.append(os.dup(file))
+            with Path("/dev/full").open("wb") as full:
+                os.dup2(full.fileno(), file)
+        elif isinstance(event, CallFinished) and event.tool == "TodoWrite":
+            os.dup2(aside[0], file)
+
+    aside: list[int] = []
+    runner = SessionRunner(wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[fail_for_a_moment])
+    result = await runner.run(asyncio.Event())
+    os.close(aside[0])
+    assert (result.status, result.stop_reason[:8], len(endpoint.requests)) == ("failed", "storage:", 3), result
 
 
 async def test_turn_by_turn(cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path) -> None:

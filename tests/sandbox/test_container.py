@@ -160,6 +160,28 @@ def test_a_container_that_is_made_after_its_start_was_given_up_is_removed(
     assert not is_there()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_box_starts_on_a_workspace_that_a_lost_one_may_still_write(
+    leaky_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, hole: Hole, docker_client: docker.APIClient
+) -> None:
+    engine, spec = leaky_engine("left", timeout_s=3.0), make_spec()
+    lost = engine.start(spec, "s", 1)
+    hole.holds = b"DELETE"
+    lost.close()
+    running = docker_client.inspect_container(NAME_PREFIX + lost.box_id)["State"]["Running"]
+    assert running, "the engine did not hear of it"
+    with pytest.raises(EngineUnavailable):
+        engine.start(spec, "s", 1)
+
+    hole.holds = b""
+    box = engine.start(spec, "s", 1)
+
+    assert docker_client.containers(all=True, filters={"name": NAME_PREFIX + lost.box_id}) == []
+    assert shell(box)("echo here").stdout.head == b"here\n"
+    hole.let_through.set()
+    box.close()
+
+
 def test_no_more_boxes_start_at_once_than_the_engine_takes(make_engine: MakeEngine, make_spec: MakeSpec) -> None:
     engine = make_engine("crowd", concurrent_starts=2)
     most = 0
