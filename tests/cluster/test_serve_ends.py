@@ -50,6 +50,30 @@ def test_a_call_that_runs_when_its_server_ends_is_answered_at_the_next_one(
     assert re.search(r'text\\+":\\+"once\\+nonce\\+"', said), "it ran one time"
 
 
+def test_who_was_spoken_to_and_waits_for_a_turn_when_the_server_ends_hears_it_at_the_next_one(
+    embedded: Embedded, state_dir: Path, until: Until
+) -> None:
+    cluster = {"SANDHOG_REDIS_URL": embedded.redis_url}
+    one_turn = {"SANDHOG_MAX_SESSIONS": "1", "SANDHOG_DRAIN_S": "0"}
+    with serving(said, state_dir, until, **one_turn, **cluster) as server, server.client() as client:
+        spoken_to = made(client, prompt="one")
+        assert ended(client, spoken_to)["text"] == "1"
+        idle = made(client, prompt="in the way", stay_open=True)
+        until(lambda: client.get(f"/v1/sessions/{idle}").json()["status"] == "idle", "it has the turn", 60)
+        assert client.post(f"/v1/sessions/{spoken_to}/message", json={"text": "two"}).status_code == 202
+        stop(server)
+    with serving(said, state_dir, until, **cluster) as server, server.client() as client:
+        until(lambda: client.get(f"/v1/sessions/{spoken_to}").json()["text"] == "2", "it was heard", 60)
+        assert ended(client, spoken_to)["status"] == "completed"
+        assert client.post(f"/v1/sessions/{idle}/cancel").status_code == 202
+        until(lambda: client.get(f"/v1/sessions/{idle}").json()["ended_at"], "it ends", 60)
+
+
+def said(messages: list[dict[str, Any]]) -> Turn:
+    """How often a person has spoken."""
+    return Turn(str(sum(message["role"] == "user" for message in messages)))
+
+
 def asks_of(client: httpx2.Client, session_id: str) -> list[Any]:
     return list(client.get(f"/v1/sessions/{session_id}/approvals").json()["approvals"])
 
