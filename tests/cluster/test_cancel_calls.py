@@ -10,9 +10,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import docker
 import httpx2
 import pytest
 import redis
+from docker.errors import APIError
 
 from coordinator.audit import AuditLog
 from coordinator.client import Client
@@ -28,15 +30,22 @@ pytestmark = [pytest.mark.docker, pytest.mark.shared_node]
 
 
 class Said:
-    """A model that makes these calls, and takes their answers."""
+    """A model that makes these calls, then perhaps one more, and takes their answers."""
 
-    def __init__(self, *commands: str) -> None:
-        self.calls = tuple(ScriptedCall("Bash", {"command": command}) for command in commands)
+    def __init__(self, *calls: str | ScriptedCall, then: str = "") -> None:
+        self.calls = tuple(bash(one) if isinstance(one, str) else one for one in calls)
+        self.then = then
         self.answers: list[dict[str, Any]] = []
 
     def __call__(self, messages: list[dict[str, Any]]) -> Turn:
         self.answers = [json.loads(one["content"]) for one in messages if one["role"] == "tool"]
-        return Turn("done") if self.answers else Turn(calls=self.calls)
+        if not self.answers:
+            return Turn(calls=self.calls)
+        return Turn(calls=(bash(self.then),)) if self.then and len(self.answers) == len(self.calls) else Turn("done")
+
+
+def bash(command: str) -> ScriptedCall:
+    return ScriptedCall("Bash", {"command": command})
 
 
 @contextlib.asynccontextmanager
@@ -133,3 +142,42 @@ async def test_a_step_is_cancelled_with_all_its_calls_and_the_session_goes_on(
     assert [one["error"]["code"] for one in others] == ["CANCELLED"] * 3
     assert all("A person cancelled this call" in one["error"]["message"] for one in others)
     assert not (project / "never").exists()
+
+
+def searches(embedded: Embedded, file: str) -> list[str]:
+    """The processes in the node's boxes that search a file."""
+    found: list[str] = []
+    with contextlib.closing(docker.from_env()) as client:
+        for box in client.containers.list(filters={"label": f"sandhog.node={embedded.node}"}):
+            # It may only just be starting.
+            with contextlib.suppress(APIError):
+                found += [process[-1] for process in box.top()["Processes"] or ()]
+    return [command for command in found if file in command]
+
+
+async def test_one_of_the_calls_that_run_together_is_cancelled_and_those_beside_it_end_as_they_would(
+    embedded: Embedded, project: Path
+) -> None:
+    # They take no room on the disk; the first one is read for longer than any search may take.
+    for name, size_bytes in (("endless.bin", 1 << 43), ("long.bin", 1 << 32)):
+        with (project / name).open("wb") as file:
+            file.truncate(size_bytes)
+    model = Said(
+        ScriptedCall("Read", {"path": "a.txt"}),
+        ScriptedCall("Grep", {"pattern": "nothing", "path": "endless.bin"}),
+        ScriptedCall("Grep", {"pattern": "nothing", "path": "long.bin"}),
+        ScriptedCall("Read", {"path": "b.txt"}),
+        then="ps ax | grep -c 'endless[.]bin'",
+    )
+    async with begun(embedded, project, model) as (theirs, session, there):
+        await until(lambda: searches(embedded, "endless.bin"), "both searches run together")
+        done = await asyncio.to_thread(command, embedded, "cancel", session, "--call", "1.1")
+        assert (done.returncode, done.stdout) == (0, f"{session} call 1.1 is being ended\n"), done.stderr
+        shown = await theirs.ended(there, session)
+        assert (shown["status"], shown["text"], shown["calls"]) == ("completed", "done", 5), shown
+    first, cancelled, beside, last, listed = model.answers
+    assert ("alpha" in first["text"], "gamma" in last["text"]) == (True, True)
+    assert cancelled["error"]["code"] == "CANCELLED"
+    assert cancelled["error"]["message"].startswith("A person cancelled this call."), cancelled
+    assert (beside["status"], beside["text"].startswith("No line matches")) == ("success", True), beside
+    assert listed["text"].split()[0] == "0", "its process is gone from the box"
