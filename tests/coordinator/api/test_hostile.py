@@ -230,6 +230,14 @@ async def test_limits_and_tools_are_cut_to_the_ceiling(serve: Serves) -> None:
     assert (granted.json()["steps"], granted.json()["calls"]) == (5, 3)
 
 
+async def test_a_session_with_a_profile_of_the_ceiling_runs(served: Served) -> None:
+    team = served.principal("team", ceiling={"profiles": ["small"]})
+    made = await team.post("/v1/sessions", json=prompt(profile="small"))
+    assert made.status_code == 201, made.text
+    shown = await served.ended(team, made.json()["session_id"])
+    assert (shown["status"], shown["text"]) == ("completed", "done"), shown
+
+
 async def test_quotas_are_kept_and_nobody_starves(serve: Serves) -> None:
     served = await serve([Turn("late", delay_s=60)], max_running=3)
     greedy = served.principal("greedy", quota={"running": 1, "queued": 2, "created_per_hour": 5})
