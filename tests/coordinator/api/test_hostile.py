@@ -118,6 +118,10 @@ BODIES = [
     b'{"prompt": "x", "webhook": {"url": "file:///etc/passwd"}}',
     b'{"prompt": "x", "parameters": {"headers": {"Host": "a"}}}',
     b'{"prompt": "x", "parameters": {"headers": {"Authorization": "Bearer mine"}}}',
+    b'{"prompt": "x", "parameters": {"stop": ["\\ud800"]}}',
+    b'{"prompt": "x", "parameters": {"extra_body": {"a": ["\\ud800"]}}}',
+    b'{"prompt": "x", "parameters": {"extra_body": {"\\ud800": 1}}}',
+    b'{"prompt": "x", "parameters": {"extra_body": {"a": 1e999}}}',
     b'{"prompt": "x", "idempotency_key": "a b"}',
 ]
 
