@@ -31,6 +31,8 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings, canar
         redoc_url=None,
         separate_input_output_schemas=False,
     )
+        # A redirect would have the scheme that the server sees, and lead a token past the TLS of a proxy.
+        redirect_slashes=False,
     app.state.sessions = service
     app.state.canary = canary
     for part in (sessions, steering, tool_calls, results, tree, archives, server):

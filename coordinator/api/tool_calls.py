@@ -21,7 +21,7 @@ MAX_CALLS = 128
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",
     tags=["your own loop"],
-    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 413, 422, 503)},
+    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 413, 415, 422, 503)},
 )
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the answers; then it is 202.")]

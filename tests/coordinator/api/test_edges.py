@@ -1,0 +1,78 @@
+"""Requests at the edge of what is taken: each is told what to send instead, and nothing is silently passed over."""
+
+import json
+
+from tests.coordinator.api.conftest import Served, code, prompt
+
+JSON_TYPE = "Content-Type: application/json"
+
+
+async def test_a_body_that_is_not_said_to_be_json_is_told_what_to_say(served: Served) -> None:
+    client, body = served.client(), json.dumps(prompt()).encode()
+    for kind in (None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        headers = {} if kind is None else {"Content-Type": kind}
+        answer = await client.post("/v1/sessions", content=body, headers=headers)
+        assert (answer.status_code, code(answer)) == (415, "UNSUPPORTED"), kind
+        error = answer.json()["error"]
+        assert (kind or "no Content-Type") in error["message"]
+        assert JSON_TYPE in error["fix"]
+    for kind in ("application/json; charset=utf-8", "application/vnd.x+json", "APPLICATION/JSON"):
+        answer = await client.post("/v1/sessions", content=body, headers={"Content-Type": kind})
+        assert answer.status_code == 201, answer.text
+
+
+async def test_a_body_that_is_no_json_is_told_where_and_what_to_send(served: Served) -> None:
+    client = served.client()
+    for content, words in (
+        (b"", "The body is missing."),
+        (b'{"prompt": "x",}', "at character 15"),
+        (b"{'prompt': 1}", "no JSON"),
+        (b'{"prompt": "\xff"}', "no UTF-8"),
+        (b'{"limits": {"steps": ' + b"9" * 5_000 + b"}}", "too long"),
+        (b"[" * 100_000, "nests too deeply"),
+    ):
+        answer = await client.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, code(answer)) == (422, "INVALID"), content[:40]
+        error = answer.json()["error"]
+        assert words in error["message"]
+        assert JSON_TYPE in error["fix"]
+
+
+async def test_a_form_is_no_archive(served: Served) -> None:
+    answer = await served.client().put("/v1/archives", files={"file": b"any"})
+    assert (answer.status_code, code(answer)) == (415, "UNSUPPORTED")
+    assert "curl -T" in answer.json()["error"]["fix"]
+    assert not list(served.state_dir.glob("archives/*/*"))
+
+
+async def test_a_method_that_is_not_taken_is_told_which_are(served: Served) -> None:
+    client = served.client()
+    for method, path, allowed in (
+        ("DELETE", "/v1/sessions", "GET, POST"),
+        ("HEAD", "/v1/sessions", "GET, POST"),
+        ("OPTIONS", "/v1/sessions", "GET, POST"),
+        ("POST", "/v1/archives", "PUT"),
+        ("GET", "/v1/sessions/x/limits", "PATCH"),
+        ("PUT", "/healthz", "GET"),
+        ("BREW", "/v1/sessions/x/approvals", "GET, POST"),
+    ):
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed), (method, path)
+        if method != "HEAD":
+            assert code(answer) == "NOT_ALLOWED"
+            assert answer.json()["error"]["fix"] == f"It takes {allowed.replace(', ', ' and ')}."
+
+
+async def test_a_slash_at_the_end_leads_nowhere_else(served: Served) -> None:
+    client = served.client()
+    for method, path in (
+        ("GET", "/v1/sessions/"),
+        ("POST", "/v1/sessions/"),
+        ("GET", "/v1/nodes/"),
+        ("GET", "/healthz/"),
+    ):
+        answer = await client.request(method, path, json=prompt() if method == "POST" else None)
+        assert (answer.status_code, code(answer)) == (404, "NOT_FOUND"), (method, path)
+        assert "location" not in answer.headers
+        assert answer.json()["error"]["fix"] == "Leave out the slash at its end."
+    assert (await client.get("/v1/sessions")).json()["sessions"] == []
