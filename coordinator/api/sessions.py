@@ -132,7 +132,8 @@ async def events(
 ) -> Response:
     """Stream a session's events, from the first or from any one on; the stream ends with the session.
 
-    Kept events carry an id; pieces of the model's text, which come before its whole reply, carry none.
+    Kept events carry an id; pieces of the model's text, which come before its whole reply, carry none. An id that is
+    beyond the session's last event is 422: it is none of its.
     """
     given = last_event_id or after
     try:
