@@ -5,6 +5,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+from redis.exceptions import RedisError
+
 from coordinator.cluster.parts import Cluster
 from coordinator.service.admission import Admission
 from coordinator.service.entries import Entry, Index
@@ -16,6 +18,9 @@ from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewSession, Webhook
 from coordinator.session.request import SessionRequest, new_session_id
 
+
+NODES_S = 1.0
+"""How long Redis is asked which profiles there are; without its answer the node says that there is none."""
 
 class Maker:
     """Makes the sessions of one process.
@@ -31,6 +36,7 @@ class Maker:
         self._state_dir = cluster.state_dir
         self._coordinator = cluster.ownership.coordinator
         self._admission = admission
+        self._store = cluster.store
         self._index = index
         self._floor = floor
         self._making: dict[tuple[str, str], asyncio.Lock] = {}
@@ -46,9 +52,26 @@ class Maker:
         async def make(session_id: str) -> Entry:
             # Not before the key is looked at: what a session was made from, as an archive, may be gone by now.
             request = await asyncio.to_thread(self._admission.admit, wanted, principal)
+            if wanted.profile is not None:
+                await self._demand_profile(wanted.profile)
             return await self._make(session_id, wanted, request, principal)
 
         return await self.once(wanted.idempotency_key, principal, wanted.digest, make)
+
+    async def _demand_profile(self, name: str) -> None:
+        """Return unless all nodes tell which profiles they know, and none knows this one.
+
+        Raises:
+            Refused: so it is; the session would fail at its node.
+        """
+        try:
+            async with asyncio.timeout(NODES_S):
+                told = [set(view.life.profiles) for view in await self._store.nodes()]
+        except (RedisError, OSError, TimeoutError):
+            return
+        if told and all(told) and not any(name in profiles for profiles in told):
+            fix = f"There are {', '.join(sorted(set[str]().union(*told)))}; GET /v1/nodes has those of each node."
+            raise Refused(Code.INVALID, f"profile: no node has {name!r}.", fix)
 
     async def once(
         self,

@@ -1,8 +1,13 @@
 """Requests at the edge of what is taken: each is told what to send instead, and nothing is silently passed over."""
 
 import json
+from typing import Any
+
+import redis
 
 from tests.coordinator.api.conftest import Served, code, prompt
+from worker.contract import keys
+from worker.contract.orders import NodeLife
 
 JSON_TYPE = "Content-Type: application/json"
 
@@ -76,3 +81,46 @@ async def test_a_slash_at_the_end_leads_nowhere_else(served: Served) -> None:
         assert "location" not in answer.headers
         assert answer.json()["error"]["fix"] == "Leave out the slash at its end."
     assert (await client.get("/v1/sessions")).json()["sessions"] == []
+
+
+async def test_an_origin_that_no_node_could_ever_give_is_refused_at_once(served: Served) -> None:
+    client = served.client()
+    refs = ("a b", "-x", "a..b", "a~1", "a:b", "main.lock", "x/", "@{-1}", "a//b", "a" * 300, "v1\n")
+    for name, body in (
+        *(("ref", {"repo": "https://example.org/a", "ref": ref}) for ref in refs),
+        ("image_dir", {"image_dir": "/"}),
+    ):
+        answer = await client.post("/v1/sessions", json=prompt(**body))
+        assert (answer.status_code, code(answer)) == (422, "INVALID"), body
+        assert answer.json()["error"]["message"].startswith(f"{name}: ")
+    assert not list(served.state_dir.glob("sessions/*"))
+
+
+def node(client: redis.Redis, name: str, **more: Any) -> None:
+    """A node that Redis knows."""
+    life = NodeLife(node=name, incarnation=f"{name}-1", places=4, lanes=4, **more)
+    client.sadd(keys.NODES, name)
+    client.set(keys.node(name), life.model_dump_json())
+
+
+async def test_a_profile_that_no_node_has_is_refused_where_all_of_them_tell(
+    served: Served, redis_client: redis.Redis
+) -> None:
+    client = served.client()
+
+    async def asked(profile: str) -> int:
+        answer = await client.post("/v1/sessions", json=prompt(profile=profile))
+        if answer.status_code == 422:
+            error = answer.json()["error"]
+            assert error["message"] == f"profile: no node has '{profile}'."
+            assert "small, tests" in error["fix"]
+        return answer.status_code
+
+    assert await asked("huge") == 201, "no node is there that could tell"
+    node(redis_client, "node-a", profiles=("small",))
+    node(redis_client, "node-b", profiles=("small", "tests"))
+    assert await asked("huge") == 422
+    assert await asked("tests") == 201
+    assert (await client.post("/v1/sessions", json=prompt())).status_code == 201, "the server's own is not asked about"
+    node(redis_client, "node-c")
+    assert await asked("huge") == 201, "a node that does not tell may have it"
