@@ -1,11 +1,13 @@
 """Requests at the edge of what is taken: each is told what to send instead, and nothing is silently passed over."""
 
+import asyncio
 import json
 from typing import Any
 
 import redis
 
-from tests.coordinator.api.conftest import Served, code, prompt
+from coordinator.endpoint.scripted import Turn
+from tests.coordinator.api.conftest import Served, Serves, code, prompt
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 
@@ -81,6 +83,20 @@ async def test_a_slash_at_the_end_leads_nowhere_else(served: Served) -> None:
         assert "location" not in answer.headers
         assert answer.json()["error"]["fix"] == "Leave out the slash at its end."
     assert (await client.get("/v1/sessions")).json()["sessions"] == []
+
+
+async def test_one_key_is_one_session_through_two_servers_at_once(serve: Serves) -> None:
+    clients = [(await serve([Turn("late", delay_s=60)])).client() for _ in range(2)]
+    for number in range(6):
+        key = {"Idempotency-Key": f"k-{number}"}
+        asked = [client.post("/v1/sessions", json=prompt(), headers=key) for client in clients * 2]
+        answers = await asyncio.gather(*asked)
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201], [one.text for one in answers]
+        (made,) = {answer.json()["session_id"] for answer in answers}
+        again = await clients[1].post("/v1/sessions", json=prompt(), headers=key)
+        assert (again.status_code, again.json()["session_id"]) == (200, made)
+    assert len(list((serve.state_dir / "sessions").iterdir())) == 6
+    assert len(list((serve.state_dir / "idempotency").iterdir())) == 6, "no lock is left"
 
 
 async def test_an_origin_that_no_node_could_ever_give_is_refused_at_once(served: Served) -> None:
