@@ -6,6 +6,7 @@ from fastapi import Depends, Path, Request
 
 from coordinator.api.auth import Asker
 from coordinator.service.entries import Entry
+from coordinator.service.refusals import Code, Refused
 from coordinator.service.sessions import Sessions
 from coordinator.service.views import SessionView
 
@@ -17,6 +18,25 @@ def _sessions(request: Request) -> Sessions:
 
 Service = Annotated[Sessions, Depends(_sessions)]
 """The service."""
+
+
+async def only_described(request: Request) -> None:
+    """Let a request through whose address asks for nothing but what its route takes.
+
+    Raises:
+        Refused: it asks for something else, or for one thing twice: a misspelt filter is not silently none.
+    """
+    operation = request.app.openapi()["paths"][request.scope["route"].path_format][request.method.lower()]
+    taken = {one["name"]: one["schema"] for one in operation.get("parameters", ()) if one["in"] == "query"}
+    for name in dict.fromkeys(request.query_params):
+        shown = repr(name[:60])
+        if name not in taken:
+            fix = f"It takes {', '.join(sorted(taken))}." if taken else "It takes none."
+            raise Refused(Code.INVALID, f"There is no query parameter {shown} here.", fix)
+        kinds = {one.get("type") for one in (taken[name], *taken[name].get("anyOf", ()))}
+        if "array" not in kinds and len(request.query_params.getlist(name)) > 1:
+            raise Refused(Code.INVALID, f"The query parameter {shown} is given more than once.", "Give it once.")
+
 
 SessionId = Annotated[str, Path(max_length=100, examples=["20300131-120000-1a2b3c4d"])]
 

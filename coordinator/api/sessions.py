@@ -97,7 +97,7 @@ async def find(
     principal: Annotated[str | None, Query(description="Whose; `*` is everybody's. For operators.")] = None,
     since: Annotated[datetime | None, Query(description="Created then or later.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
-    after: Annotated[str | None, Query(max_length=100, description="`next` of the page before.")] = None,
+    after: Annotated[str | None, Query(min_length=1, max_length=100, description="`next` of the page before.")] = None,
 ) -> Page:
     """List your sessions, the newest first."""
     labels = frozenset(_label(text) for text in label or [])

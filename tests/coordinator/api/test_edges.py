@@ -85,6 +85,56 @@ async def test_a_slash_at_the_end_leads_nowhere_else(served: Served) -> None:
     assert (await client.get("/v1/sessions")).json()["sessions"] == []
 
 
+MEANINGLESS = [
+    ("/v1/sessions", "lable=team=a", "no query parameter 'lable'"),
+    ("/v1/sessions", "Status=failed", "no query parameter 'Status'"),
+    ("/v1/sessions", "limit=1&limit=500", "'limit' is given more than once"),
+    ("/v1/sessions", "after=a&after=b", "'after' is given more than once"),
+    ("/v1/nodes", "all=1", "no query parameter 'all'"),
+    ("/v1/sessions", "after=", "after"),
+    ("/v1/sessions", "limit=0", "limit"),
+    ("/v1/sessions", "limit=" + "9" * 5_000, "limit"),
+    ("/v1/sessions", "limit=1.5", "limit"),
+    ("/v1/sessions", "since=yesterday", "since"),
+    ("/v1/sessions", "since=1e400", "since"),
+    ("/v1/sessions", "status=", "status"),
+    ("/v1/sessions", "label=", "label"),
+    ("/v1/sessions/x", "wait=nan", "wait"),
+    ("/v1/sessions/x", "wait=inf", "wait"),
+    ("/v1/sessions/x", "wait=-1", "wait"),
+]
+
+
+async def test_a_query_that_means_nothing_is_refused(served: Served) -> None:
+    client = served.client()
+    made = (await client.post("/v1/sessions", json=prompt())).json()["session_id"]
+    for path, query, words in MEANINGLESS:
+        answer = await client.get(f"{path.replace('/x', f'/{made}')}?{query}")
+        assert (answer.status_code, code(answer)) == (422, "INVALID"), (query, answer.text)
+        assert words in answer.json()["error"]["message"]
+
+
+async def test_odd_filters_find_what_they_mean(served: Served) -> None:
+    client = served.client()
+    body = prompt(labels={"k": "a=b \u00e9"})
+    made = (await client.post("/v1/sessions", json=body)).json()["session_id"]
+    for query, count in (
+        ("label=k%3Da%3Db%20%C3%A9", 1),
+        ("label=k=a=b%20%FF", 0),
+        ("label=%00=", 0),
+        ("status=completed&status=queued&status=running", 1),
+        ("since=0001-01-01T00:00:00%2B23:59", 1),
+        ("since=9999-12-31T23:59:59-23:59", 0),
+        ("principal=%FF%00", 0),
+        ("after=zzzz", 1),
+        (f"after={made}", 0),
+        ("after=%00%FF", 0),
+    ):
+        answer = await client.get(f"/v1/sessions?{query}")
+        assert answer.status_code == 200, (query, answer.text)
+        assert len(answer.json()["sessions"]) == count, query
+
+
 async def test_one_key_is_one_session_through_two_servers_at_once(serve: Serves) -> None:
     clients = [(await serve([Turn("late", delay_s=60)])).client() for _ in range(2)]
     for number in range(6):
