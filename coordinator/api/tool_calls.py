@@ -86,7 +86,7 @@ class Calls(Body):
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [CALLS_EXAMPLE]})
 
     tool_calls: Annotated[list[Call], Field(min_length=1, max_length=MAX_CALLS)]
-    step: Annotated[int, Field(ge=0, le=10**15)] | Annotated[str, IdempotencyKey] | None = None
+    step: Annotated[int, Field(ge=0, le=10**15)] | IdempotencyKey | None = None
     """Yours, counted up with each message: the same step with the same calls is run once. An Idempotency-Key header is
     the same. With neither, the calls' ids tell a repeated request from a new one. A name stands in a path: it has no
     slash, and is neither `.` nor `..`."""

@@ -1,6 +1,7 @@
 """May this principal have this session, and what is it then? wanted → **admission** → runner."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from worker.contract.extras import BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
 from worker.contract.sources import ArchiveSource, EmptySource, GitSource, ImageSource, Source
 
+_IMAGE = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@+\[\]-]*")
+"""What references are made of. Source: the grammar of github.com/distribution/reference."""
 CALLER_STEPS = 10**9
 NOWHERE = Path("/nonexistent")
 """The directory of a session whose workspace comes from elsewhere."""
@@ -103,6 +106,8 @@ class Admission:
         barred = sorted(name for name in wanted.parameters.headers if name.lower() in OWN_HEADERS)
         if barred:
             raise ConfigError(f"parameters: the header {barred[0]} is the server's own to set.")
+        if wanted.image is not None and not _IMAGE.fullmatch(wanted.image):
+            raise ConfigError(f"image: {wanted.image!r} is no reference of an image.")
         source = _source(wanted)
         workspace = self._workspace(wanted, principal.allowance)
         image, profile = wanted.image or self.settings.image, wanted.profile or self.settings.profile

@@ -52,6 +52,13 @@ async def test_a_form_is_no_archive(served: Served) -> None:
     assert not list(served.state_dir.glob("archives/*/*"))
 
 
+async def test_an_archive_is_not_empty(served: Served) -> None:
+    answer = await served.client().put("/v1/archives", content=b"")
+    assert (answer.status_code, code(answer)) == (422, "INVALID")
+    assert "curl -T" in answer.json()["error"]["fix"]
+    assert not list(served.state_dir.glob("archives/*/*"))
+
+
 async def test_a_method_that_is_not_taken_is_told_which_are(served: Served) -> None:
     client = served.client()
     for method, path, allowed in (
@@ -155,11 +162,35 @@ async def test_an_origin_that_no_node_could_ever_give_is_refused_at_once(served:
     for name, body in (
         *(("ref", {"repo": "https://example.org/a", "ref": ref}) for ref in refs),
         ("image_dir", {"image_dir": "/"}),
+        *(("image", {"image": image}) for image in ("a b", "-x", "a\u00e9", "a;b")),
+        ("--env", {"env": {"A": "\u00e9" * 65_535}}),
     ):
         answer = await client.post("/v1/sessions", json=prompt(**body))
         assert (answer.status_code, code(answer)) == (422, "INVALID"), body
         assert answer.json()["error"]["message"].startswith(f"{name}: ")
     assert not list(served.state_dir.glob("sessions/*"))
+    for body in ({"image": "host.example:5000/Team_a/b.c-d@sha256:" + "0" * 64}, {"env": {"A": "\u00e9" * 65_534}}):
+        assert (await client.post("/v1/sessions", json=prompt(**body))).status_code == 201, body
+
+
+async def test_a_step_has_a_name_that_can_be_asked_for(served: Served) -> None:
+    client = served.client()
+    made = (await client.post("/v1/sessions", json={"loop": "none"})).json()["session_id"]
+    path = f"/v1/sessions/{made}/tool_calls"
+    for step in (
+        b'"\\ud800"',
+        b'"\\u00e9"',
+        b'"a b"',
+        b'"a\\n"',
+        b'""',
+        b'"%s"' % (b"x" * 201),
+        b'"a/b"',
+        b'".."',
+        b"-1",
+    ):
+        body = b'{"step": %s, "tool_calls": [{"name": "Nope"}]}' % step
+        answer = await client.post(f"{path}?wait=0", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, code(answer)) == (422, "INVALID"), (step[:20], answer.text)
 
 
 def node(client: redis.Redis, name: str, **more: Any) -> None:
