@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import threading
+from typing import Any
 
 import pytest
 
@@ -87,3 +89,29 @@ async def test_a_stream_that_is_left_is_over(serve: Serves, caplog: pytest.LogCa
     await until_idle(served)
     assert len(entry.followers) == 0
     assert faults(caplog) == []
+
+
+async def test_a_stream_whose_file_cannot_be_read_is_cut_off(serve: Serves, caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        gate.wait(60)
+        return Turn("done")
+
+    served = await serve(script)
+    session_id = (await served.client().post("/v1/sessions", json=prompt())).json()["session_id"]
+    path = served.state_dir / "sessions" / session_id / f"{session_id}.1.jsonl"
+    async with served.client().stream("GET", f"/v1/sessions/{session_id}/events") as response:
+        lines = response.aiter_lines()
+        while await anext(lines) != "event: step_started":
+            pass
+        path.rename(path.with_suffix(".aside"))
+        path.mkdir()
+        gate.set()
+        async for _ in lines:
+            pass
+    path.rmdir()
+    path.with_suffix(".aside").rename(path)
+    assert (await served.ended(served.client(), session_id))["status"] == "completed"
+    assert faults(caplog) == ["a stream is cut off"]
+    assert not any(record.exc_info for record in caplog.records)
