@@ -159,17 +159,22 @@ async def test_one_key_is_one_session_through_two_servers_at_once(serve: Serves)
 async def test_an_origin_that_no_node_could_ever_give_is_refused_at_once(served: Served) -> None:
     client = served.client()
     refs = ("a b", "-x", "a..b", "a~1", "a:b", "main.lock", "x/", "@{-1}", "a//b", "a" * 300, "v1\n")
-    for name, body in (
+    refused: list[tuple[str, dict[str, Any]]] = [
         *(("ref", {"repo": "https://example.org/a", "ref": ref}) for ref in refs),
         ("image_dir", {"image_dir": "/"}),
         *(("image", {"image": image}) for image in ("a b", "-x", "a\u00e9", "a;b")),
         ("--env", {"env": {"A": "\u00e9" * 65_535}}),
-    ):
+    ]
+    for name, body in refused:
         answer = await client.post("/v1/sessions", json=prompt(**body))
         assert (answer.status_code, code(answer)) == (422, "INVALID"), body
         assert answer.json()["error"]["message"].startswith(f"{name}: ")
     assert not list(served.state_dir.glob("sessions/*"))
-    for body in ({"image": "host.example:5000/Team_a/b.c-d@sha256:" + "0" * 64}, {"env": {"A": "\u00e9" * 65_534}}):
+    taken: list[dict[str, Any]] = [
+        {"image": "host.example:5000/Team_a/b.c-d@sha256:" + "0" * 64},
+        {"env": {"A": "\u00e9" * 65_534}},
+    ]
+    for body in taken:
         assert (await client.post("/v1/sessions", json=prompt(**body))).status_code == 201, body
 
 
