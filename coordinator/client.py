@@ -147,7 +147,7 @@ class Client:
             after: The id of the last event that you have; None for all.
 
         Raises:
-            ApiError: the server cannot be reached any more.
+            ApiError: the server cannot be reached any more, or the session has not got as far as that event.
         """
         failures = 0
         while True:

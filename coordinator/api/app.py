@@ -1,8 +1,9 @@
 """The app: bounds → auth → routes → service."""
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from coordinator.api import archives, errors, results, server, sessions, steering, tool_calls, tree
+from coordinator.api.asked import only_described
 from coordinator.api.audited import Audited
 from coordinator.api.auth import Authenticated
 from coordinator.api.bounds import Bounds
@@ -30,11 +31,13 @@ def create_app(service: Sessions, tokens: Tokens, settings: ServeSettings, canar
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
+        # A redirect would have the scheme that the server sees, and lead a token past the TLS of a proxy.
+        redirect_slashes=False,
     )
     app.state.sessions = service
     app.state.canary = canary
     for part in (sessions, steering, tool_calls, results, tree, archives, server):
-        app.include_router(part.router)
+        app.include_router(part.router, dependencies=[Depends(only_described)])
     scrape_token = settings.metrics_token.get_secret_value() if settings.metrics_token is not None else None
     app.include_router(metrics_router(ServedMetrics(service, canary), scrape_token))
     errors.install(app)

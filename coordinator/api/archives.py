@@ -5,10 +5,10 @@ from pydantic import BaseModel, ConfigDict
 
 from coordinator.api.asked import Service
 from coordinator.api.auth import Asker
-from coordinator.api.errors import ErrorBody
+from coordinator.api.errors import faults
 from coordinator.service.refusals import Code, Refused
 
-router = APIRouter(tags=["archives"], responses={code: {"model": ErrorBody} for code in (401, 413, 422, 503)})
+router = APIRouter(tags=["archives"], responses=faults(401, 413, 415, 422, 503))
 
 
 class Uploaded(BaseModel):
@@ -29,6 +29,8 @@ class Uploaded(BaseModel):
 )
 async def upload(request: Request, service: Service, asker: Asker) -> Uploaded:
     """Send an archive (tar, plain or compressed, or zip) that sessions can be made of; its bytes are the body."""
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        raise Refused(Code.UNSUPPORTED, "A form is no archive.", "Send the file itself as the body, as `curl -T FILE`.")
     try:
         name, size = await service.archives.keep(request.stream(), asker.name)
     except OSError as exc:

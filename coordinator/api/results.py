@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from coordinator.api.asked import Named, Service
-from coordinator.api.errors import ErrorBody
+from coordinator.api.errors import faults
 from coordinator.service import files, kept
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
@@ -16,7 +16,7 @@ from coordinator.service.volume import on_volume
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",
     tags=["results"],
-    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 422, 503)},
+    responses=faults(401, 404, 422, 503),
 )
 
 
@@ -54,7 +54,7 @@ class Names(BaseModel):
     """There are more."""
 
 
-@router.get("/files", response_model=Names)
+@router.get("/files", response_model=Names, responses=faults(413))
 async def directory(entry: Named, service: Service) -> Response:
     """List the names in the workspace itself."""
     return await _found(entry, service, "")
@@ -63,7 +63,10 @@ async def directory(entry: Named, service: Service) -> Response:
 @router.get(
     "/files/{path:any_path}",
     response_model=Names,
-    responses={200: {"content": {"application/octet-stream": {}}, "description": "A file's content."}},
+    responses={
+        200: {"content": {"application/octet-stream": {}}, "description": "A file's content."},
+        **faults(413),
+    },
 )
 async def file(entry: Named, service: Service, path: Annotated[str, Path(max_length=4_000)]) -> Response:
     """Fetch a file of the workspace, or list the names in a directory. Links are not followed."""
@@ -81,7 +84,10 @@ async def _found(entry: Named, service: Service, path: str) -> Response:
 @router.get(
     "/patch",
     response_class=Response,
-    responses={200: {"content": {"text/x-diff": {}}, "description": "For `git apply`; empty where nothing changed."}},
+    responses={
+        200: {"content": {"text/x-diff": {}}, "description": "For `git apply`; empty where nothing changed."},
+        **faults(409),
+    },
 )
 async def patch(entry: Named) -> Response:
     """Fetch the changes that the session made to its copy, once it has ended."""

@@ -10,12 +10,12 @@ from redis.exceptions import RedisError
 
 from coordinator.api.asked import Service
 from coordinator.api.auth import Asker
-from coordinator.api.errors import ErrorBody
+from coordinator.api.errors import faults
 from coordinator.service.box_canary import BoxCanary
 from coordinator.service.principals import Allowance
 from coordinator.service.refusals import Code, Refused
 
-router = APIRouter(tags=["server"], responses={503: {"model": ErrorBody}})
+router = APIRouter(tags=["server"], responses=faults(422))
 
 
 class NodeView(BaseModel):
@@ -72,7 +72,7 @@ class Health(BaseModel):
     status: str = "ok"
 
 
-@router.get("/v1/nodes", response_model=Nodes, responses={401: {"model": ErrorBody}})
+@router.get("/v1/nodes", response_model=Nodes, responses=faults(401, 503))
 async def nodes(service: Service, asker: Asker) -> Nodes:
     """List the nodes of the cluster."""
     try:
@@ -93,7 +93,7 @@ async def nodes(service: Service, asker: Asker) -> Nodes:
     )
 
 
-@router.get("/v1/principals/me", response_model=Me, responses={401: {"model": ErrorBody}})
+@router.get("/v1/principals/me", response_model=Me, responses=faults(401, 503))
 async def me(service: Service, asker: Asker) -> Me:
     """Show who your token is and what it may."""
     running, waiting = service.load_of(asker.name)
@@ -106,7 +106,7 @@ async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", response_model=Health)
+@router.get("/readyz", response_model=Health, responses=faults(503))
 async def readyz(request: Request, service: Service, deep: bool = False) -> Health:
     """Answer 200 if sessions can be run now: Redis answers, a node is alive, the volume takes files.
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from coordinator.api.asked import Named, Service, shown
 from coordinator.api.auth import Asker
-from coordinator.api.errors import ErrorBody
+from coordinator.api.errors import faults
 from coordinator.api.sse import stream
 from coordinator.service.entries import Entry
 from coordinator.service.facts import Status
@@ -25,7 +25,7 @@ MAX_PAGE = 500
 router = APIRouter(
     prefix="/v1/sessions",
     tags=["sessions"],
-    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 413, 422, 429, 503)},
+    responses=faults(401, 422, 503),
 )
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for its end.")]
@@ -40,7 +40,7 @@ class Created(SessionView):
 
 FOUND_AGAIN: dict[int | str, dict[str, Any]] = {
     200: {"model": Created, "description": "Its idempotency key stands for this session already."},
-    403: {"model": ErrorBody},
+    **faults(403, 409, 413, 415, 429),
 }
 
 
@@ -70,7 +70,7 @@ async def create(
     return await _created(service, response, entry, is_new=is_new)
 
 
-@router.post("/{session_id}/fork", status_code=201, response_model=Created, responses=FOUND_AGAIN)
+@router.post("/{session_id}/fork", status_code=201, response_model=Created, responses={**FOUND_AGAIN, **faults(404)})
 async def fork(
     entry: Named,
     wanted: NewFork,
@@ -97,7 +97,7 @@ async def find(
     principal: Annotated[str | None, Query(description="Whose; `*` is everybody's. For operators.")] = None,
     since: Annotated[datetime | None, Query(description="Created then or later.")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 50,
-    after: Annotated[str | None, Query(max_length=100, description="`next` of the page before.")] = None,
+    after: Annotated[str | None, Query(min_length=1, max_length=100, description="`next` of the page before.")] = None,
 ) -> Page:
     """List your sessions, the newest first."""
     labels = frozenset(_label(text) for text in label or [])
@@ -107,7 +107,7 @@ async def find(
     return Page(sessions=await service.views(found), next=following)
 
 
-@router.get("/{session_id}", response_model=SessionView)
+@router.get("/{session_id}", response_model=SessionView, responses=faults(404))
 async def show(entry: Named, service: Service, wait: Wait = 0.0) -> SessionView:
     """Show a session; with `wait`, once it has ended or the time is over."""
     if wait:
@@ -121,6 +121,7 @@ async def show(entry: Named, service: Service, wait: Wait = 0.0) -> SessionView:
     responses={
         200: {"content": {"text/event-stream": {}}, "description": "Server-sent events."},
         204: {"description": "The session has ended, and you have all of it."},
+        **faults(404),
     },
 )
 async def events(
@@ -131,7 +132,8 @@ async def events(
 ) -> Response:
     """Stream a session's events, from the first or from any one on; the stream ends with the session.
 
-    Kept events carry an id; pieces of the model's text, which come before its whole reply, carry none.
+    Kept events carry an id; pieces of the model's text, which come before its whole reply, carry none. An id that is
+    beyond the session's last event is 422: it is none of its.
     """
     given = last_event_id or after
     try:
@@ -145,7 +147,7 @@ async def events(
     return StreamingResponse(stream(service, entry, start), media_type="text/event-stream", headers=headers)
 
 
-@router.post("/{session_id}/cancel", status_code=202, response_model=SessionView)
+@router.post("/{session_id}/cancel", status_code=202, response_model=SessionView, responses=faults(404, 409, 413))
 async def cancel(entry: Named, service: Service) -> SessionView:
     """End a session, once each of its calls has its answer. One that has ended stays as it is."""
     await service.cancel(entry)

@@ -5,18 +5,30 @@ Source: HTML Living Standard, 9.2 Server-sent events.
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 
 from coordinator.service.entries import Entry
 from coordinator.service.journal import EventId, Line
 from coordinator.service.sessions import Sessions
 
+log = logging.getLogger(__name__)
+
 KEEP_ALIVE_S = 15.0
 """Proxies cut connections on which nothing comes; a comment is something."""
 
 
 async def stream(sessions: Sessions, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
-    """Yield the stream: kept events carry an id, pieces of text none."""
+    """Yield the stream: kept events carry an id, pieces of text none. Cut off where the volume cannot be read."""
+    try:
+        async for message in _messages(sessions, entry, after):
+            yield message
+    except OSError as exc:
+        # The answer has begun: whoever reads no end of the session asks again.
+        log.warning("a stream is cut off", extra={"session_id": entry.session_id, "error": str(exc)})
+
+
+async def _messages(sessions: Sessions, entry: Entry, after: EventId) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
     sent_at = clock()
     # Said at once, so that the client knows that it is connected.

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.api.asked import Named, Service, shown
 from coordinator.api.auth import Asker
-from coordinator.api.errors import ErrorBody
+from coordinator.api.errors import faults
 from coordinator.service import approving
 from coordinator.service.approving import ApprovalView
 from coordinator.service.views import SessionView
@@ -17,7 +17,7 @@ from coordinator.session.limits import Limits
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",
     tags=["steering"],
-    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 422, 503)},
+    responses=faults(401, 404, 422, 503),
 )
 
 
@@ -44,6 +44,8 @@ class GivenLimits(Limits):
 
 
 WITHOUT_WORDS = Farewell()
+STEERED = faults(409, 413, 415)
+"""Of what changes a session by a body."""
 
 
 class Answer(Body):
@@ -113,21 +115,21 @@ StepNumber = Annotated[int, Path(ge=0, lt=10**9, examples=[3])]
 Name = Annotated[str, Path(pattern=approving.NAME, examples=["3.0", "1-2-0.3.0"])]
 
 
-@router.post("/message", status_code=202, response_model=SessionView)
+@router.post("/message", status_code=202, response_model=SessionView, responses={**STEERED, **faults(429)})
 async def message(entry: Named, body: Message, service: Service) -> SessionView:
     """Say something to a session: one that runs hears it after its present answer, one that has ended goes on."""
     await service.say(entry, body.text)
     return await shown(service, entry)
 
 
-@router.post("/finish", status_code=202, response_model=SessionView)
+@router.post("/finish", status_code=202, response_model=SessionView, responses=STEERED)
 async def finish(entry: Named, service: Service, body: Farewell = WITHOUT_WORDS) -> SessionView:
     """Let a session complete that waits for a message or for calls, so that its patch is made."""
     await service.finish(entry, body.text)
     return await shown(service, entry)
 
 
-@router.patch("/limits", response_model=Limits)
+@router.patch("/limits", response_model=Limits, responses=STEERED)
 async def limits(entry: Named, body: GivenLimits, service: Service) -> Limits:
     """Change limits of a session that waits or runs; those that are not named stay. Answers those it has now."""
     return await service.limit(entry, body)
@@ -139,19 +141,19 @@ async def approvals(entry: Named, service: Service) -> Approvals:
     return Approvals(approvals=await approving.waiting(service.cluster.requests, entry.session_id))
 
 
-@router.post("/approvals", response_model=Answered)
+@router.post("/approvals", response_model=Answered, responses=STEERED)
 async def answer(entry: Named, body: NamedAnswer, service: Service, asker: Asker) -> Answered:
     """Answer one of them. The first answer counts; a later one is 409."""
     return await _answer(entry, body.name, body, service, asker)
 
 
-@router.post("/approvals/{name}", response_model=Answered)
+@router.post("/approvals/{name}", response_model=Answered, responses=STEERED)
 async def answer_named(entry: Named, name: Name, body: Answer, service: Service, asker: Asker) -> Answered:
     """Answer the one of this name."""
     return await _answer(entry, name, body, service, asker)
 
 
-@router.post("/calls/{name}/cancel", status_code=202, response_model=CancelledCalls)
+@router.post("/calls/{name}/cancel", status_code=202, response_model=CancelledCalls, responses=faults(409, 413))
 async def cancel_call(entry: Named, name: CallName, service: Service) -> CancelledCalls:
     """End one call of a session that runs: `3.0` is the first call of step 3. Its neighbours and the session go on.
 
@@ -160,7 +162,7 @@ async def cancel_call(entry: Named, name: CallName, service: Service) -> Cancell
     return _cancelled(await service.cancel_calls(entry, name))
 
 
-@router.post("/steps/{step}/cancel", status_code=202, response_model=CancelledCalls)
+@router.post("/steps/{step}/cancel", status_code=202, response_model=CancelledCalls, responses=faults(409, 413))
 async def cancel_step(entry: Named, step: StepNumber, service: Service) -> CancelledCalls:
     """End all calls of a step that have no answer yet; the session goes on with the next request to the model."""
     return _cancelled(await service.cancel_calls(entry, str(step)))

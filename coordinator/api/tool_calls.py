@@ -21,7 +21,7 @@ MAX_CALLS = 128
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",
     tags=["your own loop"],
-    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 413, 422, 503)},
+    responses={code: {"model": ErrorBody} for code in (401, 404, 409, 413, 415, 422, 503)},
 )
 
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the answers; then it is 202.")]
@@ -86,7 +86,7 @@ class Calls(Body):
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [CALLS_EXAMPLE]})
 
     tool_calls: Annotated[list[Call], Field(min_length=1, max_length=MAX_CALLS)]
-    step: Annotated[int, Field(ge=0, le=10**15)] | Annotated[str, IdempotencyKey] | None = None
+    step: Annotated[int, Field(ge=0, le=10**15)] | IdempotencyKey | None = None
     """Yours, counted up with each message: the same step with the same calls is run once. An Idempotency-Key header is
     the same. With neither, the calls' ids tell a repeated request from a new one. A name stands in a path: it has no
     slash, and is neither `.` nor `..`."""

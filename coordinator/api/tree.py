@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 
 from coordinator.api.asked import Named, Service
-from coordinator.api.errors import ErrorBody
+from coordinator.api.errors import faults
 from coordinator.api.results import NO_SNIFFING
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
@@ -17,7 +17,7 @@ from worker.contract.trees import OPEN_DIRECTORY, TreeBounds, TreeRefused, check
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",
     tags=["results"],
-    responses={code: {"model": ErrorBody} for code in (401, 404, 413, 422, 503)},
+    responses=faults(401, 404, 413, 422, 503),
 )
 BOUNDS = TreeBounds()
 

@@ -14,7 +14,7 @@ from coordinator.session.limits import Limits
 from coordinator.session.mcp_settings import NO_MCP, McpOptions
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
-from coordinator.session.workspace_choice import Chosen
+from coordinator.session.workspace_choice import Chosen, checked
 from coordinator.settings import Settings
 from tools.registry import Registry
 from tools.rules import Rules
@@ -104,11 +104,11 @@ class Requests:
             source = GitSource(
                 url=row.repo, ref=row.ref, credential=row.credential, submodules=row.submodules, lfs=row.lfs
             )
-            return NOWHERE, _checked(source, "repo"), None
+            return NOWHERE, checked(source, "repo"), None
         if row.workspace is None:
             return NOWHERE, EmptySource(), None
         if row.workspace.startswith(IMAGE_START):
-            return NOWHERE, _checked(ImageSource(path=row.workspace.removeprefix(IMAGE_START)), "workspace"), None
+            return NOWHERE, checked(ImageSource(path=row.workspace.removeprefix(IMAGE_START)), "workspace"), None
         path = self._path(row.workspace)
         if path.is_dir():
             return path, None, None
@@ -186,11 +186,3 @@ class Requests:
             return (self.base / Path(given).expanduser()).resolve()
         except (OSError, RuntimeError, ValueError) as exc:
             raise ConfigError(f"{given!r} is no path that can be used: {exc}") from exc
-
-
-def _checked(source: Source, field_name: str) -> Source:
-    try:
-        source.check()
-    except ValueError as exc:
-        raise ConfigError(f"{field_name}: {exc}") from exc
-    return source

@@ -1,5 +1,6 @@
 """How a session wants its model asked: flags, batch rows, API bodies → **parameters** → request."""
 
+import json
 import re
 from typing import Annotated, Literal
 
@@ -50,7 +51,7 @@ class ModelParameters(BaseModel):
     """The endpoint's own word: none, minimal, low, medium, high, …"""
     seed: int | None = None
     """For replies that can be had again, where the endpoint can."""
-    stop: Annotated[tuple[str, ...], Field(max_length=16)] = ()
+    stop: Annotated[tuple[Annotated[str, StringConstraints(max_length=10_000)], ...], Field(max_length=16)] = ()
     """Texts that end a reply."""
     tool_choice: ToolChoice | None = None
     """auto, none, required, or the tool that every reply must call."""
@@ -69,6 +70,10 @@ class ModelParameters(BaseModel):
         ours = sorted(RESERVED_FIELDS & set(value))
         if ours:
             raise ValueError(f"it may not set {', '.join(ours)}")
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as exc:
+            raise ValueError("it holds half a surrogate pair, or a number that JSON has not") from exc
         return value
 
     @field_validator("headers")

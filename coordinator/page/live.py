@@ -85,9 +85,13 @@ class _Shown:
         messages = [] if self.watched.agent else await self._about_the_session()
         messages += self._part("todos", "todos", items=self.story.todos)
         messages += self._part("overview", "overview", axis=bars.of_all(self.story.blocks, now_s))
+        # A sub-agent is ended by the call that began it.
+        csrf = "" if self.watched.agent or self.watched.entry.facts.has_ended else self._visitor.csrf
         for block in self.story.changed():
             axis = bars.of_block(block, now_s)
-            messages += self._part(f"block-{block.key}", "block", block=block, axis=axis, base=base, root=root)
+            messages += self._part(
+                f"block-{block.key}", "block", block=block, axis=axis, base=base, root=root, csrf=csrf
+            )
         # One that has ended is in its block, which has changed.
         for child in (child for child in at_work if child.ended_s is None):
             messages += self._part(f"agent-{child.name}", "agent", child=child, root=root)

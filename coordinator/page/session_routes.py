@@ -9,6 +9,7 @@ from fastapi.responses import PlainTextResponse, RedirectResponse, Response, Str
 
 from coordinator.page import agents, bars, diff, rendering, wording
 from coordinator.page.live import Watched, live
+from coordinator.page.login import Visitor
 from coordinator.page.routing import (
     HEADERS,
     PLAIN_HEADERS,
@@ -21,6 +22,7 @@ from coordinator.page.routing import (
 )
 from coordinator.page.story import Story
 from coordinator.service import approving, files, kept
+from coordinator.service.entries import Entry
 from coordinator.service.journal import BEGINNING, EventId, Journal
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
@@ -33,6 +35,7 @@ MAX_TEXT_BYTES = 1024 * 1024
 router = APIRouter(prefix="/sessions/{session_id}", route_class=PageRoute, include_in_schema=False)
 
 CallName = Annotated[str, Path(pattern=r"^[0-9]{1,9}\.[0-9]{1,6}$")]
+StepName = Annotated[str, Path(pattern=r"^[0-9]{1,9}$")]
 ChildName = Annotated[str, Path(pattern=f"^{agents.NAME}$")]
 LastEvent = Annotated[str, Query(max_length=40)]
 
@@ -144,6 +147,18 @@ async def cancel(request: Request, entry: Shown, visitor: Acting, page: ThePage)
     return RedirectResponse(f"/sessions/{entry.session_id}", 303)
 
 
+@router.post("/calls/{name}/cancel")
+async def cancel_call(request: Request, entry: Shown, name: CallName, visitor: Acting, page: ThePage) -> Response:
+    """End one call of the session, which goes on."""
+    return await _cancel_calls(request, entry, name, visitor, page)
+
+
+@router.post("/steps/{step}/cancel")
+async def cancel_step(request: Request, entry: Shown, step: StepName, visitor: Acting, page: ThePage) -> Response:
+    """End all calls of a step that have no answer yet; the session goes on."""
+    return await _cancel_calls(request, entry, step, visitor, page)
+
+
 @router.post("/approvals/{name}")
 async def answer(
     request: Request,
@@ -163,6 +178,12 @@ async def answer(
     given = approving.Given(action, note, is_lasting, f"{visitor.principal.name} on the page")
     await approving.answer(page.sessions.cluster.requests, entry.session_id, name, given)
     return RedirectResponse("/approvals" if to == "approvals" else f"/sessions/{entry.session_id}", 303)
+
+
+async def _cancel_calls(request: Request, entry: Entry, name: str, visitor: Visitor, page: Page) -> Response:
+    await keep_action(request, visitor, "cancel", entry.session_id, name)
+    await page.sessions.cancel_calls(entry, name)
+    return RedirectResponse(f"/sessions/{entry.session_id}", 303)
 
 
 def _stream(request: Request, page: Page, watched: Watched, after: str) -> Response:

@@ -1,6 +1,7 @@
 """May this principal have this session, and what is it then? wanted → **admission** → runner."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from coordinator.session.limits import Limits
 from coordinator.session.mcp_settings import NO_MCP, McpOptions
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
-from coordinator.session.workspace_choice import Chosen, Wanted, choose
+from coordinator.session.workspace_choice import Chosen, Wanted, checked, choose
 from coordinator.settings import Settings
 from tools.loading import LoadedTools
 from tools.rules import MCP_MARK, Rules
@@ -24,6 +25,8 @@ from worker.contract.extras import BoxExtras
 from worker.contract.orders import Policy, WorkspaceMode
 from worker.contract.sources import ArchiveSource, EmptySource, GitSource, ImageSource, Source
 
+_IMAGE = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9._:/@+\[\]-]*")
+"""What references are made of. Source: the grammar of github.com/distribution/reference."""
 CALLER_STEPS = 10**9
 NOWHERE = Path("/nonexistent")
 """The directory of a session whose workspace comes from elsewhere."""
@@ -103,6 +106,9 @@ class Admission:
         barred = sorted(name for name in wanted.parameters.headers if name.lower() in OWN_HEADERS)
         if barred:
             raise ConfigError(f"parameters: the header {barred[0]} is the server's own to set.")
+        if wanted.image is not None and not _IMAGE.fullmatch(wanted.image):
+            raise ConfigError(f"image: {wanted.image!r} is no reference of an image.")
+        source = _source(wanted)
         workspace = self._workspace(wanted, principal.allowance)
         image, profile = wanted.image or self.settings.image, wanted.profile or self.settings.profile
         tools = self._known(wanted.tools)
@@ -110,7 +116,6 @@ class Admission:
         box = self._box(wanted, principal)
         wants = Wants(workspace.policy, image, _limits(wanted), profile, tools, box.extras.makes_image)
         granted = within(wants, ceiling, principal.name)
-        source = _source(wanted)
         return SessionRequest(
             prompt=wanted.prompt,
             workspace=workspace,
@@ -180,13 +185,17 @@ def _limits(wanted: NewSession) -> Limits:
 
 
 def _source(wanted: NewSession) -> Source | None:
-    """Return what the node makes the copy of, where it is no directory of the server's."""
+    """Return what the node makes the copy of, where it is no directory of the server's.
+
+    Raises:
+        ConfigError: no node can ever give it.
+    """
     if wanted.repo is not None:
-        return GitSource(url=wanted.repo, ref=wanted.ref, credential=wanted.credential)
+        return checked(GitSource(url=wanted.repo, ref=wanted.ref, credential=wanted.credential), "ref")
     if wanted.archive is not None:
         return ArchiveSource(name=f"archive {wanted.archive}")
     if wanted.image_dir is not None:
-        return ImageSource(path=wanted.image_dir)
+        return checked(ImageSource(path=wanted.image_dir), "image_dir")
     return EmptySource() if wanted.workspace is None else None
 
 

@@ -43,6 +43,7 @@ class Archives:
 
         Raises:
             OSError: it cannot be written; nothing of it is left.
+            Refused: it is empty.
         """
         directory = self._directory(principal)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,6 +57,8 @@ class Archives:
                 async for piece in pieces:
                     file.write(piece)
                     size += len(piece)
+            if not size:
+                raise Refused(Code.INVALID, "The archive is empty.", "Send the file as the body, as `curl -T FILE`.")
             part.rename(directory / name)
         except BaseException:
             part.unlink(missing_ok=True)

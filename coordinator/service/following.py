@@ -5,8 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from coordinator.service.entries import Entry, Follower
-from coordinator.service.journal import POLL_S, EventId, Journal, Line
+from coordinator.service.journal import BEGINNING, POLL_S, EventId, Journal, Line, last_id
+from coordinator.service.refusals import Code, Refused
+from coordinator.service.volume import on_volume
 from coordinator.session.step_events import TextDelta
+
+SEEN_S = 3.0
+"""What another process has kept is seen here by then, also over a network."""
+PAUSE_S = 0.25
 
 
 async def follow(
@@ -46,6 +52,23 @@ async def follow(
                 yield None
     finally:
         entry.followers.discard(follower)
+
+
+async def demand_reached(entry: Entry, event: EventId) -> None:
+    """Return if a session has got as far as an event; what another process has just kept may be seen here later.
+
+    Raises:
+        Refused: it has not, so that a reader who believes to have that event would miss others; or the volume cannot
+            be read.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + (0.0 if entry.is_ours else SEEN_S)
+    while event > (last := await on_volume(last_id, entry.directory)):
+        if clock() >= until:
+            known = f"its last one is {last}" if last != BEGINNING else "it has none yet"
+            words = f"Session {entry.session_id} has no event {event}: {known}."
+            raise Refused(Code.INVALID, words, "Give the id that came last on its stream, or none for all of them.")
+        await asyncio.sleep(PAUSE_S)
 
 
 async def wait_for(entry: Entry, has_come: Callable[[], bool], within_s: float) -> bool:

@@ -153,6 +153,25 @@ class Journal:
         return []
 
 
+def last_id(session_dir: Path) -> EventId:
+    """Return the id of a session's last event; `BEGINNING` where there is none. Blocks for the reading of a file.
+
+    Raises:
+        OSError: a segment cannot be read.
+    """
+    found = chain(session_dir)
+    if not found:
+        return BEGINNING
+    generation, path, _ = found[-1]
+    if (last := last_line(path)) is not None:
+        return EventId(generation, last["seq"])
+    # An event that is larger than what is looked at of a segment's end.
+    journal = Journal(session_dir, EventId(generation, 0))
+    while journal.read():
+        pass
+    return journal.after
+
+
 def first_line(session_dir: Path) -> dict[str, Any] | None:
     """Return a session's first event; None where there is none."""
     found = chain(session_dir)

@@ -5,16 +5,22 @@ import secrets
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
+from redis.exceptions import RedisError
+
 from coordinator.cluster.parts import Cluster
 from coordinator.service.admission import Admission
 from coordinator.service.entries import Entry, Index
 from coordinator.service.floor import Floor
+from coordinator.service.key_lock import key_lock
 from coordinator.service.principals import Principal
-from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
+from coordinator.service.records import KeyedSession, SessionRecord, claim_key, key_file, release_key, write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewSession, Webhook
 from coordinator.session.request import SessionRequest, new_session_id
+
+NODES_S = 1.0
+"""How long Redis is asked which profiles there are; without its answer the node says that there is none."""
 
 
 class Maker:
@@ -30,10 +36,10 @@ class Maker:
     def __init__(self, cluster: Cluster, admission: Admission, index: Index, floor: Floor) -> None:
         self._state_dir = cluster.state_dir
         self._coordinator = cluster.ownership.coordinator
+        self._store = cluster.store
         self._admission = admission
         self._index = index
         self._floor = floor
-        self._making: dict[tuple[str, str], asyncio.Lock] = {}
 
     async def create(self, wanted: NewSession, principal: Principal) -> tuple[Entry, bool]:
         """Return the session, and whether it is a new one.
@@ -46,9 +52,26 @@ class Maker:
         async def make(session_id: str) -> Entry:
             # Not before the key is looked at: what a session was made from, as an archive, may be gone by now.
             request = await asyncio.to_thread(self._admission.admit, wanted, principal)
+            if wanted.profile is not None:
+                await self._demand_profile(wanted.profile)
             return await self._make(session_id, wanted, request, principal)
 
         return await self.once(wanted.idempotency_key, principal, wanted.digest, make)
+
+    async def _demand_profile(self, name: str) -> None:
+        """Return unless all nodes tell which profiles they know, and none knows this one.
+
+        Raises:
+            Refused: so it is; the session would fail at its node.
+        """
+        try:
+            async with asyncio.timeout(NODES_S):
+                told = [set(view.life.profiles) for view in await self._store.nodes()]
+        except (RedisError, OSError, TimeoutError):
+            return
+        if told and all(told) and not any(name in profiles for profiles in told):
+            fix = f"There are {', '.join(sorted(set[str]().union(*told)))}; GET /v1/nodes has those of each node."
+            raise Refused(Code.INVALID, f"profile: no node has {name!r}.", fix)
 
     async def once(
         self,
@@ -70,14 +93,9 @@ class Maker:
         """
         if key is None:
             return await make(new_session_id()), True
-        # Two requests with one key that come at once: the second waits for what the first makes.
-        lock = self._making.setdefault((principal.name, key), asyncio.Lock())
-        try:
-            async with lock:
-                return await self._make_once(key, principal, digest, make)
-        finally:
-            if not lock.locked():
-                self._making.pop((principal.name, key), None)
+        # Of two that come at once, here or at two servers, the second waits for what the first makes.
+        async with key_lock(key_file(self._state_dir, principal.name, key)):
+            return await self._make_once(key, principal, digest, make)
 
     async def _make_once(
         self, key: str, principal: Principal, digest: Callable[[str], str], make: Callable[[str], Awaitable[Entry]]

@@ -102,8 +102,7 @@ def claim_key(state_dir: Path, principal: str, key: str, keyed: KeyedSession) ->
     Raises:
         TranscriptError: the volume cannot be written.
     """
-    name = hashlib.sha256(f"{principal}\0{key}".encode()).hexdigest()
-    path = state_dir / KEYS_DIR / name
+    path = key_file(state_dir, principal, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, made = tempfile.mkstemp(dir=path.parent)
@@ -125,8 +124,12 @@ def claim_key(state_dir: Path, principal: str, key: str, keyed: KeyedSession) ->
 
 def release_key(state_dir: Path, principal: str, key: str) -> None:
     """Take a key back whose session could not be made."""
-    name = hashlib.sha256(f"{principal}\0{key}".encode()).hexdigest()
-    (state_dir / KEYS_DIR / name).unlink(missing_ok=True)
+    key_file(state_dir, principal, key).unlink(missing_ok=True)
+
+
+def key_file(state_dir: Path, principal: str, key: str) -> Path:
+    """Return where is kept what an idempotency key stands for."""
+    return state_dir / KEYS_DIR / hashlib.sha256(f"{principal}\0{key}".encode()).hexdigest()
 
 
 def replace_file(path: Path, content: bytes) -> None:

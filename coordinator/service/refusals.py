@@ -21,6 +21,8 @@ class Code(StrEnum):
     CONFLICT = "CONFLICT"
     """It contradicts what was asked before, or what the session is doing."""
     TOO_LARGE = "TOO_LARGE"
+    UNSUPPORTED = "UNSUPPORTED"
+    """The body is of another kind than what is taken there."""
     TOO_MANY = "TOO_MANY"
     """The principal's quota is used up."""
     UNAVAILABLE = "UNAVAILABLE"

@@ -24,7 +24,7 @@ from coordinator.service.afar import Afar
 from coordinator.service.entries import Entry, Index
 from coordinator.service.facts import Status
 from coordinator.service.floor import Floor
-from coordinator.service.following import follow, wait_for
+from coordinator.service.following import demand_reached, follow, wait_for
 from coordinator.service.forks import Forks
 from coordinator.service.journal import EventId, Journal
 from coordinator.service.journal import Line as EventLine
@@ -305,7 +305,12 @@ class Sessions:
         return await wait_for(entry, lambda: self._is_over(entry) or entry.facts.state == "idle", within_s)
 
     async def has_read_all(self, entry: Entry, after: EventId) -> bool:
-        """Return whether a session has ended and nothing was kept behind an event."""
+        """Return whether a session has ended and nothing was kept behind an event.
+
+        Raises:
+            Refused: it has not got as far as that event.
+        """
+        await demand_reached(entry, after)
         if not self._is_over(entry) or self._is_closing:
             return False
         return not await on_volume(Journal(entry.directory, after).read)

@@ -48,7 +48,7 @@ EXAMPLE: JsonDict = {
     "cost_usd": 0.21,
     "text": "The test passes: the date was compared as text.",
     "stop_reason": "done",
-    "last_error": None,
+    "last_error": "The endpoint answered 503; it was asked again.",
     "approvals": 0,
     "has_patch": True,
     "forked_from": None,

@@ -15,6 +15,8 @@ from worker.contract.sources import ARCHIVE_FILE
 
 _HOST = re.compile(r"(?:\*|(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?)(?::[0-9]{1,5}(?:,[0-9]{1,5})*)?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_VARIABLE_BYTES = 131_072
+"""Of `NAME=VALUE` and the NUL behind it; with a longer one no command begins. Source: execve(2)."""
 OURS = ("SANDHOG_", "OPENAI_")
 """Variables of these names are never handed on by name alone."""
 
@@ -70,7 +72,7 @@ def read_env(given: Sequence[str], files: Sequence[Path], environment: Mapping[s
     """The values of `NAME`, `NAME=VALUE` and of files with a `NAME=VALUE` a line.
 
     Raises:
-        ConfigError: a name is none or has no value; no value is ever shown.
+        ConfigError: a name is none or has no value, or a value is too long; no value is ever shown.
     """
     values: dict[str, str] = {}
     for path in files:
@@ -83,6 +85,11 @@ def read_env(given: Sequence[str], files: Sequence[Path], environment: Mapping[s
     broken = next((name for name, value in values.items() if "\0" in value), None)
     if broken is not None:
         raise ConfigError(f"--env: the value of {broken} has a NUL.")
+    lengths = {name: len(f"{name}={value}\0".encode("utf-8", "replace")) for name, value in values.items()}
+    longest = max(lengths, key=lengths.__getitem__, default="")
+    if lengths.get(longest, 0) > MAX_VARIABLE_BYTES:
+        words = f"--env: {longest} has {lengths[longest]} bytes, and a command can be given {MAX_VARIABLE_BYTES}"
+        raise ConfigError(f"{words}; let it read a file.")
     return values
 
 

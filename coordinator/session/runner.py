@@ -395,4 +395,4 @@ class SessionRunner:
 
 def _wants(request: SessionRequest) -> Wants:
     makes_image = request.box.extras.makes_image
-    return Wants(request.workspace.policy, request.image, request.limits, makes_image=makes_image)
+    return Wants(request.workspace.policy, request.image, request.limits, request.profile, makes_image=makes_image)

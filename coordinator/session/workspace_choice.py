@@ -10,6 +10,7 @@ from pathlib import Path
 
 from coordinator.errors import ConfigError
 from worker.contract.orders import Policy, WorkspaceMode
+from worker.contract.sources import Source
 
 
 @dataclass(frozen=True)
@@ -78,3 +79,16 @@ def _mode(wanted: Wanted, owner_uid: int, own_uid: int) -> tuple[WorkspaceMode, 
     if not wanted.is_terminal and wanted.policy is None:
         return WorkspaceMode.COPY, "there is no terminal to approve calls at; --bind or --policy changes that"
     return WorkspaceMode.BIND, "it is the user's own directory"
+
+
+def checked(source: Source, field_name: str) -> Source:
+    """Return a source that a node may be able to give.
+
+    Raises:
+        ConfigError: no node ever can; begins with the field's name.
+    """
+    try:
+        source.check()
+    except ValueError as exc:
+        raise ConfigError(f"{field_name}: {exc}") from exc
+    return source

@@ -34,6 +34,12 @@ def test_a_variable_that_cannot_be_is_refused_without_its_value(given: str) -> N
     assert VALUE not in str(refused.value)
 
 
+def test_a_variable_with_which_no_command_begins_is_refused() -> None:
+    assert read_env(["A=" + "x" * 131_069], [], {}), "with its name and the NUL it is just short enough"
+    with pytest.raises(ConfigError, match="A has 131073 bytes, and a command can be given 131072"):
+        read_env(["B=x", "A=" + "x" * 131_070], [], {})
+
+
 def test_a_file_with_another_line_is_refused_without_showing_it(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text(f"A=1\n{VALUE}\n")

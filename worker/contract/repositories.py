@@ -59,10 +59,14 @@ def repository_parts(url: str) -> RepositoryParts:
 def check_ref(ref: str) -> None:
     """Refuse what cannot be a branch, a tag or a commit.
 
+    Source: git-check-ref-format(1).
+
     Raises:
         ValueError: it cannot.
     """
-    if len(ref) > 250 or not _REF.fullmatch(ref) or ".." in ref or ref.endswith((".lock", "/", ".")):
+    is_barred = ref == "@" or ref.startswith(("/", ".")) or ref.endswith((".lock", "/", "."))
+    is_barred = is_barred or any(part in ref for part in ("..", "@{", "//", "/.", ".lock/"))
+    if len(ref) > 250 or not _REF.fullmatch(ref) or is_barred:
         raise ValueError(f"{ref[:100]!r} is no name of a branch, a tag or a commit.")
 
 

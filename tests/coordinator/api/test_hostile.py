@@ -118,6 +118,10 @@ BODIES = [
     b'{"prompt": "x", "webhook": {"url": "file:///etc/passwd"}}',
     b'{"prompt": "x", "parameters": {"headers": {"Host": "a"}}}',
     b'{"prompt": "x", "parameters": {"headers": {"Authorization": "Bearer mine"}}}',
+    b'{"prompt": "x", "parameters": {"stop": ["\\ud800"]}}',
+    b'{"prompt": "x", "parameters": {"extra_body": {"a": ["\\ud800"]}}}',
+    b'{"prompt": "x", "parameters": {"extra_body": {"\\ud800": 1}}}',
+    b'{"prompt": "x", "parameters": {"extra_body": {"a": 1e999}}}',
     b'{"prompt": "x", "idempotency_key": "a b"}',
 ]
 
@@ -135,7 +139,8 @@ async def test_a_body_of_another_kind_or_size_is_not_read(serve: Serves) -> None
     served = await serve(max_body_bytes=10_000, max_archive_bytes=20_000)
     client = served.client()
     body = json.dumps(prompt()).encode()
-    assert code(await client.post("/v1/sessions", content=body, headers={"Content-Type": "text/plain"})) == "INVALID"
+    other = await client.post("/v1/sessions", content=body, headers={"Content-Type": "text/plain"})
+    assert (other.status_code, code(other)) == (415, "UNSUPPORTED")
     large = json.dumps(prompt("x" * 10_000)).encode()
     headers = {"Content-Type": "application/json"}
     response = await client.post("/v1/sessions", content=large, headers=headers)
@@ -228,6 +233,14 @@ async def test_limits_and_tools_are_cut_to_the_ceiling(serve: Serves) -> None:
     assert [tool["function"]["name"] for tool in tools] == ["Read"]
     granted = await team.patch(f"/v1/sessions/{session_id}/limits", json={"steps": 99, "calls": 3})
     assert (granted.json()["steps"], granted.json()["calls"]) == (5, 3)
+
+
+async def test_a_session_with_a_profile_of_the_ceiling_runs(served: Served) -> None:
+    team = served.principal("team", ceiling={"profiles": ["small"]})
+    made = await team.post("/v1/sessions", json=prompt(profile="small"))
+    assert made.status_code == 201, made.text
+    shown = await served.ended(team, made.json()["session_id"])
+    assert (shown["status"], shown["text"]) == ("completed", "done"), shown
 
 
 async def test_quotas_are_kept_and_nobody_starves(serve: Serves) -> None:

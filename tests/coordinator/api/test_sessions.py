@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from coordinator.client import Client, _lines
+from coordinator.client import ApiError, Client, _lines
 from coordinator.endpoint.scripted import Turn
 from coordinator.session.transcript import read_transcript
 from tests.coordinator.api.conftest import FIRST_TOKEN, Served, Serves, code, prompt
@@ -103,6 +103,41 @@ async def test_events_are_streamed_and_taken_up_where_they_were_left(serve: Serv
     assert over.status_code == 204
     bad = await client.get(f"/v1/sessions/{session_id}/events", headers={"Last-Event-ID": "x"})
     assert code(bad) == "INVALID"
+
+
+async def test_an_event_that_a_session_has_not_got_to_is_refused(serve: Serves) -> None:
+    gate = threading.Event()
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        gate.wait(60)
+        return Turn("done")
+
+    served = await serve(script)
+    other = (await serve(script)).client()
+    client = served.client()
+    session_id = await created(client)
+    path = f"/v1/sessions/{session_id}/events"
+    kept: list[str] = []
+    async with client.stream("GET", path) as response:
+        async for line in response.aiter_lines():
+            kept += [line.removeprefix("id: ")] if line.startswith("id: ") else []
+            if line == "event: step_started":
+                break
+
+    async def refused(last: str) -> None:
+        named: list[dict[str, Any]] = [{"headers": {"Last-Event-ID": "9.1"}}, {"params": {"after": "1.999999"}}]
+        for answer in await asyncio.gather(*[asked.get(path, **one) for asked in (client, other) for one in named]):
+            assert (answer.status_code, code(answer)) == (422, "INVALID"), answer.text
+            assert f"its last one is {last}." in answer.json()["error"]["message"]
+
+    await refused(kept[-1])
+    gate.set()
+    rest = await streamed(client, session_id, {"Last-Event-ID": kept[-1]})
+    assert rest[-1]["event"] == "session_ended"
+    await refused(rest[-1]["id"])
+    with Client(served.base_url, FIRST_TOKEN) as own, pytest.raises(ApiError, match=r"has no event 9\.1") as told:
+        await asyncio.to_thread(next, own.events(session_id, "9.1"))
+    assert told.value.status == 422
 
 
 async def test_the_transcript_is_fetched_whole(served: Served) -> None:

@@ -1,6 +1,7 @@
 """The page in a real browser: it obeys who may, and keeps what was done."""
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from playwright.async_api import Browser, expect
 from coordinator.endpoint.scripted import Turn
 from tests.coordinator.api.conftest import Serves, prompt
 from tests.coordinator.page.browsing import DESK, FIRST, SECOND, ask, node
-from tests.coordinator.page.conftest import keep_session, open_page, started, visit
+from tests.coordinator.page.conftest import keep_events, keep_session, open_page, started, visit
+from tests.coordinator.page.example import Telling
 from worker.contract import keys
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
@@ -75,6 +77,43 @@ async def test_a_person_allows_denies_and_cancels(serve: Serves, browser: Browse
         ("allow", session_id, "5.0 for the whole session"),
         ("cancel", session_id, ""),
     ]
+
+
+async def test_what_has_no_answer_can_be_cancelled_by_who_may(serve: Serves) -> None:
+    told = Telling(FIRST)
+    told.reply("Two calls.", [("Bash", '{"command": "make"}'), ("Read", "{}"), ("Task", "{}")])
+    told.begin(0, "Bash", "make")
+    told.begin(1, "Read", "a.txt")
+    told.finish(1, "Read", "one line")
+    directory = keep_session(serve.state_dir, FIRST, told.events)
+    keep_events(directory / "children" / "1-1-2" / f"{FIRST}.1-1-2.1.jsonl", told.events)
+    served = await serve()
+    visitor, session = await visit(served), f"/sessions/{FIRST}"
+    shown = (await visitor.client.get(session)).text
+    assert re.findall(r'action="(.*)"', shown) == [
+        "/logout",
+        f"{session}/cancel",
+        f"{session}/calls/1.0/cancel",
+        f"{session}/calls/1.2/cancel",
+        f"{session}/steps/1/cancel",
+    ]
+    below = (await visitor.client.get(f"{session}/agents/1-1-2")).text
+    assert "/calls/1.0/cancel" not in below, "a sub-agent is ended by the call that began it"
+
+    other = await visit(served, served.tokens.create("other"))
+    for path in ("calls/1.0", "steps/1"):
+        assert (await other.post(f"{session}/{path}/cancel")).status_code == 404
+        assert (await visitor.client.post(f"{session}/{path}/cancel")).status_code == 403, "no form of ours"
+        gone = await visitor.post(f"{session}/{path}/cancel")
+        assert gone.status_code == 503, "nobody runs it"
+        assert "no coordinator" in gone.text
+    for path in ("calls/1", "calls/1.x", "steps/1.0", "steps/-1"):
+        assert (await visitor.post(f"{session}/{path}/cancel")).status_code == 422, path
+    assert actions(serve.state_dir) == [("cancel", FIRST, "1.0"), ("cancel", FIRST, "1")]
+    told.end("failed")
+    keep_session(serve.state_dir, SECOND, told.events)
+    ended = (await visitor.client.get(f"/sessions/{SECOND}")).text
+    assert re.findall(r'action="(.*)"', ended) == ["/logout"], "one that has ended runs nothing"
 
 
 async def test_all_that_waits_is_on_one_page_the_oldest_first(serve: Serves, browser: Browser) -> None:

@@ -168,7 +168,11 @@ def test_ssh_speaks_to_the_judged_address_under_the_hosts_own_name(credentials: 
 
 
 @pytest.mark.parametrize(
-    "ref", ["-x", "a b", "a:b", "+a", "a..b", "a~1", "a^", "a\n", "refs/*", "a.lock", "", "a" * 300]
+    "ref",
+    [
+        *("-x", "a b", "a:b", "+a", "a..b", "a~1", "a^", "a\n", "refs/*", "a.lock", "", "a" * 300),
+        *("@", "@{-1}", "a@{1}", "a//b", "/a", ".a", "a/.b", "a.lock/b"),
+    ],
 )
 def test_what_is_no_name_of_a_ref_is_refused(ref: str) -> None:
     with pytest.raises(ValueError, match="is no name of a branch"):
