@@ -72,7 +72,12 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
         {"id": "odd/../id", "prompt": "go", "samples": 2, "check": {"command": "cat a.txt; exit 3", "fresh": True}},
         {"id": "loops", "prompt": "loop", "limits": {"steps": 2}, "meta": {"mine": [1]}},
         {"id": "packed", "prompt": "go", "workspace": "work.tar.gz", "check": "cat inner/b.txt"},
-        {"id": "imaged", "prompt": "go", "workspace": "image:/etc/apt", "check": "test -d apt.conf.d"},
+        {
+            "id": "imaged",
+            "prompt": "go",
+            "workspace": "image:/etc/alternatives",
+            "check": "readlink awk; test ! -e /a.txt",
+        },
         {"id": "quiet", "prompt": "answer", "workspace": "project", "check": "cat a.txt"},
         {"id": "no-box", "prompt": "go", "profile": "none-such"},
         {
@@ -110,6 +115,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
     assert (out / "passes" / "patch.diff").exists()
     assert found["quiet", 1]["check"]["passed"], "also of a session that was over before it had a box"
     assert found["packed", 1]["check"]["output"] == "gamma\n"
+    assert found["imaged", 1]["check"]["output"].startswith("/usr/bin/"), "an image's links lead where they did"
     assert found["org__repo-1", 1]["check"]["output"] == "1\nfirst\nwritten\n"
     for sample in (1, 2):
         line = found["odd/../id", sample]
@@ -246,3 +252,18 @@ def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path
         assert "line 2: prompt: it is missing" in err
         assert not endpoint.requests
     assert not (tmp_path / "out").exists()
+def test_what_failed_stays_where_its_task_is_not_asked_for(state_dir: Path, tmp_path: Path) -> None:
+    tasks, out = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x"}), tmp_path / "out"
+    with Results(out) as results:
+        results.append(ResultLine(id="a", status="completed", stop_reason="done"))
+        results.append(ResultLine(id="another", status="failed", stop_reason="empty reply"))
+        results.append(ResultLine(id="a", sample=2, status="stopped", stop_reason="max_steps"))
+    before = lines(out)
+    arguments = ("--out", str(out), "--retry", "failed")
+    with ScriptedEndpoint(model) as endpoint, batch(endpoint, state_dir, tasks, *arguments) as process:
+        _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 0, err
+    assert "0 finished runs are run again" in err
+    assert lines(out) == before
+
+
