@@ -252,6 +252,8 @@ def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path
         assert "line 2: prompt: it is missing" in err
         assert not endpoint.requests
     assert not (tmp_path / "out").exists()
+
+
 def test_what_failed_stays_where_its_task_is_not_asked_for(state_dir: Path, tmp_path: Path) -> None:
     tasks, out = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x"}), tmp_path / "out"
     with Results(out) as results:
@@ -265,5 +267,3 @@ def test_what_failed_stays_where_its_task_is_not_asked_for(state_dir: Path, tmp_
     assert process.returncode == 0, err
     assert "0 finished runs are run again" in err
     assert lines(out) == before
-
-
