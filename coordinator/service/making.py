@@ -16,6 +16,10 @@ from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewSession, Webhook
 from coordinator.session.request import SessionRequest, new_session_id
 
+MADE_S = 20.0
+"""How long another server is waited for that makes the session of a key: less than clients wait for an answer."""
+AGAIN_S = 0.1
+
 
 class Maker:
     """Makes the sessions of one process.
@@ -30,6 +34,7 @@ class Maker:
     def __init__(self, cluster: Cluster, admission: Admission, index: Index, floor: Floor) -> None:
         self._state_dir = cluster.state_dir
         self._coordinator = cluster.ownership.coordinator
+        self._wishes = cluster.wishes
         self._admission = admission
         self._index = index
         self._floor = floor
@@ -66,7 +71,8 @@ class Maker:
             make: Makes it under an id.
 
         Raises:
-            Refused: the key stands for another one, or `make` refuses.
+            Refused: the key stands for another one, or `make` refuses, or another server takes long to make it.
+            RedisError: it may be made by another server, and Redis does not say whether that one lives.
         """
         if key is None:
             return await make(new_session_id()), True
@@ -82,21 +88,35 @@ class Maker:
     async def _make_once(
         self, key: str, principal: Principal, digest: Callable[[str], str], make: Callable[[str], Awaitable[Entry]]
     ) -> tuple[Entry, bool]:
-        salt, state_dir = secrets.token_hex(8), self._state_dir
-        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=digest(salt))
-        keyed = await on_volume(claim_key, state_dir, principal.name, key, ours)
-        if keyed.digest != digest(keyed.salt):
-            words = f"The idempotency key {key!r} stands for session {keyed.session_id}, which was asked for otherwise."
-            raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
-        known = await asyncio.to_thread(self._index.get, keyed.session_id)
-        if known is not None:
-            return known, False
+        loop = asyncio.get_running_loop()
+        salt, deadline = secrets.token_hex(8), loop.time() + MADE_S
+        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=digest(salt), maker=self._coordinator)
+        while True:
+            # Claimed again and again: another server that makes nothing of it after all gives the key back.
+            keyed = await on_volume(claim_key, self._state_dir, principal.name, key, ours)
+            if keyed.digest != digest(keyed.salt):
+                words = f"The idempotency key {key!r} stands for session {keyed.session_id}, asked for otherwise."
+                raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
+            known = await asyncio.to_thread(self._index.get, keyed.session_id)
+            if known is not None:
+                return known, False
+            if not await self._is_made_elsewhere(keyed):
+                break
+            if loop.time() > deadline:
+                words = f"The session of the idempotency key {key!r} is just being made by another server."
+                raise Refused(Code.UNAVAILABLE, words, "Ask again with the same key.", retry_after_s=2)
+            await asyncio.sleep(AGAIN_S)
         try:
             return await make(keyed.session_id), True
         except Refused:
             # Nothing was made: the key must not stand in the way of the next try.
-            await on_volume(release_key, state_dir, principal.name, key)
+            await on_volume(release_key, self._state_dir, principal.name, key)
             raise
+
+    async def _is_made_elsewhere(self, keyed: KeyedSession) -> bool:
+        if keyed.maker in ("", self._coordinator):
+            return False
+        return await self._wishes.owner_of(keyed.session_id, keyed.maker) is not None
 
     async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
         # Asked here as well: a session that has no model must not be kept.

@@ -60,6 +60,8 @@ class KeyedSession(BaseModel):
     salt: str
     digest: str
     """Of the body that came with the key."""
+    maker: str = ""
+    """The coordinator that makes the session; "" of an earlier release."""
 
 
 def write_record(session_dir: Path, record: SessionRecord) -> None:

@@ -10,10 +10,11 @@ import redis
 
 from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.service.records import SessionRecord, write_record
+from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.wanted import NewSession
 from coordinator.session.forking import lay_out, request_of
 from coordinator.session.model_table import ModelTable
+from coordinator.session.request import new_session_id
 from coordinator.session.resume import find
 from tests.coordinator.api.conftest import Served, Serves, code, prompt
 from worker.contract import keys
@@ -189,3 +190,56 @@ async def test_wishes_are_taken_once_in_their_order(served: Served) -> None:
     assert [one.text for one in await wishes.take("s")] == ["a", "b"]
     assert await wishes.take("s") == []
     assert await wishes.answer(Wish(kind="cancel"), 0.1) is None
+
+
+async def test_one_key_at_two_servers_at_once_is_one_session(serve: Serves) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    clients = [ours.client(), theirs.client()]
+    for number in range(8):
+        body = prompt("x", idempotency_key=f"k-{number}")
+        both = await asyncio.gather(*(client.post("/v1/sessions", json=body) for client in clients))
+        assert sorted(answer.status_code for answer in both) == [200, 201], [answer.text for answer in both]
+        assert len({answer.json()["session_id"] for answer in both}) == 1
+        again = await clients[0].post("/v1/sessions", json=body)
+        assert (again.status_code, again.json()["session_id"]) == (200, both[0].json()["session_id"])
+
+
+async def test_a_session_that_another_server_is_making_is_waited_for_while_that_one_lives(
+    serve: Serves, redis_client: redis.Redis
+) -> None:
+    theirs = await serve(heard)
+    there, state_dir = theirs.client(), serve.state_dir
+    redis_client.set(keys.coordinator_lease("another"), "1")
+
+    def claimed(key: str) -> KeyedSession:
+        wanted = NewSession(prompt="x", idempotency_key=key)
+        keyed = KeyedSession(session_id=new_session_id(), salt="s", digest=wanted.digest("s"), maker="another")
+        assert claim_key(state_dir, "local", key, keyed) == keyed
+        return keyed
+
+    async def waits(key: str) -> "asyncio.Task[httpx2.Response]":
+        asking = asyncio.create_task(there.post("/v1/sessions", json=prompt("x", idempotency_key=key)))
+        done, _ = await asyncio.wait({asking}, timeout=1)
+        assert not done, "another server makes it"
+        return asking
+
+    keyed = claimed("made")
+    asking = await waits("made")
+    record = SessionRecord(session_id=keyed.session_id, created_at=datetime.now(UTC), coordinator="another")
+    (state_dir / "sessions" / keyed.session_id).mkdir(parents=True)
+    write_record(state_dir / "sessions" / keyed.session_id, record)
+    answer = await asking
+    assert (answer.status_code, answer.json()["session_id"]) == (200, keyed.session_id)
+
+    keyed = claimed("refused")
+    asking = await waits("refused")
+    release_key(state_dir, "local", "refused")
+    answer = await asking
+    assert answer.status_code == 201
+    assert answer.json()["session_id"] != keyed.session_id
+
+    keyed = claimed("died")
+    asking = await waits("died")
+    redis_client.delete(keys.coordinator_lease("another"))
+    answer = await asking
+    assert (answer.status_code, answer.json()["session_id"]) == (201, keyed.session_id)
