@@ -14,6 +14,7 @@ from coordinator.endpoint.limiter import EndpointLimiter
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
+from coordinator.service.carried import forget_carried
 from coordinator.service.entries import Entry, Index
 from coordinator.service.granting import grant
 from coordinator.service.held import Held, Shared
@@ -309,3 +310,4 @@ def _let_go(entry: Entry, has_run: bool) -> None:
     if has_run and entry.facts.has_ended:
         with contextlib.suppress(OSError):
             forget_messages(entry.directory)
+        forget_carried(entry.directory)

@@ -31,7 +31,7 @@ from coordinator.service.journal import Line as EventLine
 from coordinator.service.kept import copy_dir
 from coordinator.service.making import Maker
 from coordinator.service.models import Models
-from coordinator.service.posted import Caller, ended
+from coordinator.service.posting import AskedStep, Posting, StepAnswers
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
@@ -110,6 +110,7 @@ class Sessions:
         self._maker = Maker(cluster, admission, self.index, self._floor)
         self._afar = Afar(cluster)
         self._forks = Forks(cluster, admission, self._floor, self._maker, self._afar)
+        self._posting = Posting(self._afar, self._floor.held, lambda: self._is_closing)
         self._scanned_at = float("-inf")
         self._is_closing = False
 
@@ -248,21 +249,9 @@ class Sessions:
             raise Refused(Code.INVALID, str(exc)) from exc
         return held.limits
 
-    async def caller(self, entry: Entry) -> Caller:
-        """Return whoever posts a session's calls; of one that has ended, with the answers of its last step.
-
-        Raises:
-            Refused: it has a model, or it runs elsewhere, or the volume cannot be read.
-        """
-        if entry.record.loop != "none":
-            fix = "Make one with `loop: none`."
-            raise Refused(Code.CONFLICT, f"Session {entry.session_id} has a model that makes its calls.", fix)
-        held = self._floor.held(entry.session_id)
-        if held is not None and held.caller is not None:
-            return held.caller
-        if entry.facts.has_ended:
-            return await on_volume(ended, entry.directory)
-        raise await self._afar.elsewhere(entry)
+    async def step(self, entry: Entry, asked: AskedStep, wait_s: float) -> StepAnswers:
+        """Return the answers of a caller's step, see `Posting.answers`."""
+        return await self._posting.answers(entry, asked, wait_s)
 
     def workspace(self, entry: Entry) -> Path:
         """Return where a session's workspace lies, if it is there."""

@@ -44,6 +44,18 @@ async def made(client: httpx2.AsyncClient, **body: Any) -> str:
     return str(response.json()["session_id"])
 
 
+async def dies(served: Served, session_id: str, redis_client: redis.Redis) -> None:
+    """As after a SIGKILL: it asks nobody any more, and its lease is gone."""
+    held = served.sessions.floor.held(session_id)
+    assert held is not None
+    held.leave()
+    assert held.task is not None
+    await asyncio.wait({held.task})
+    for task in served.sessions.cluster.ownership._tasks:
+        task.cancel()
+    redis_client.delete(keys.coordinator_lease(served.sessions.cluster.ownership.coordinator))
+
+
 async def test_a_session_is_steered_and_watched_through_another_server(serve: Serves) -> None:
     ours, theirs = (await serve(heard), await serve(heard))
     here, there = ours.client(), theirs.client()
@@ -98,20 +110,6 @@ async def test_a_session_is_cancelled_through_another_server_while_it_runs_and_w
         assert (await there.post(f"/v1/sessions/{session_id}/cancel")).status_code == 202
 
 
-async def test_what_only_the_owner_can_do_says_who_that_is(serve: Serves) -> None:
-    ours, theirs = (await serve(heard), await serve(heard))
-    here, there = ours.client(), theirs.client()
-    session_id = await made(here, loop="none")
-    await becomes(there, session_id, lambda shown: shown["status"] == "running")
-    calls = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "true"}}]}
-    answer = await there.post(f"/v1/sessions/{session_id}/tool_calls", json=calls, params={"wait": 0})
-    assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
-    assert ours.sessions.cluster.ownership.coordinator in answer.json()["error"]["message"]
-    assert (await there.post(f"/v1/sessions/{session_id}/message", json={"text": "x"})).status_code == 409
-    assert (await there.post(f"/v1/sessions/{session_id}/finish", json={"text": "bye"})).status_code == 202
-    assert (await theirs.ended(there, session_id))["text"] == "bye"
-
-
 async def test_what_is_wanted_of_a_session_whose_owner_died_is_done_by_the_next_one(
     serve: Serves, redis_client: redis.Redis
 ) -> None:
@@ -119,16 +117,7 @@ async def test_what_is_wanted_of_a_session_whose_owner_died_is_done_by_the_next_
     here = ours.client()
     session_id = await made(here, **prompt("one", stay_open=True))
     await becomes(here, session_id, lambda shown: shown["status"] == "idle")
-    owner = ours.sessions.cluster.ownership.coordinator
-    # As after a SIGKILL: it asks nobody any more, and its lease is gone.
-    held = ours.sessions.floor.held(session_id)
-    assert held is not None
-    held.leave()
-    assert held.task is not None
-    await asyncio.wait({held.task})
-    for task in ours.sessions.cluster.ownership._tasks:
-        task.cancel()
-    redis_client.delete(keys.coordinator_lease(owner))
+    await dies(ours, session_id, redis_client)
     theirs = await serve(heard)
     there = theirs.client()
     said = await there.post(f"/v1/sessions/{session_id}/message", json={"text": "two"})
