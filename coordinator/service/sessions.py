@@ -39,7 +39,7 @@ from coordinator.service.views import SessionView, view_of
 from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewFork, NewSession
 from coordinator.service.webhooks import Webhooks
-from coordinator.session.ceilings import usable_tools
+from coordinator.session.ceilings import in_both, usable_tools
 from coordinator.session.limits import Limits
 from coordinator.session.step_events import TextDelta
 from coordinator.session.subagents import without_tasks
@@ -261,9 +261,18 @@ class Sessions:
         return copy_dir(entry.directory)
 
     def tools_of(self, entry: Entry) -> list[dict[str, Any]]:
-        """Return the schemas of the tools that a session may use."""
+        """Return the schemas of the tools that a session may use.
+
+        Raises:
+            Refused: its principal is no more.
+        """
         wanted, held = entry.record.wanted, self._floor.held(entry.session_id)
-        names = held.request.ceiling.tools if held is not None else (wanted.tools if wanted is not None else None)
+        if held is not None:
+            names = held.request.ceiling.tools
+        else:
+            # As whoever has it, or goes on with it, sees it.
+            ceiling = self._floor.principal(entry.record.principal).allowance.ceiling
+            names = in_both(wanted.tools if wanted is not None else None, ceiling.tools)
         read_only = wanted is not None and wanted.read_only
         usable = usable_tools(self.cluster.registry, names, is_read_only=read_only)
         return (without_tasks(usable) if entry.record.loop == "none" else usable).function_schemas()

@@ -239,6 +239,16 @@ async def test_a_server_that_ends_lets_those_go_who_wait_for_a_step(two: tuple[S
         assert [(await one).status_code for one in waiting] == [202, 202]
 
 
+async def test_the_tools_of_a_session_are_the_same_at_every_server(two: tuple[Served, Served]) -> None:
+    ours, theirs = two
+    here = ours.principal("team", ceiling={"tools": ["Read", "Bash"]})
+    there = theirs.client(here.headers["authorization"].removeprefix("Bearer "))
+    session_id = await made(here, loop="none", tools=["Bash", "Edit"])
+    shown = [(await one.get(f"/v1/sessions/{session_id}/tools")).json()["tools"] for one in (here, there)]
+    assert [tool["function"]["name"] for tool in shown[0]] == ["Bash"]
+    assert shown[1] == shown[0]
+
+
 async def test_a_wish_is_heard_by_the_one_that_it_is_for(two: tuple[Served, Served]) -> None:
     ours, theirs = two
     for only in ("", ours.sessions.cluster.ownership.coordinator):
