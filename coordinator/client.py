@@ -241,10 +241,11 @@ class Client:
         name = str(step) if step is not None else uuid.uuid4().hex
         body = {"step": name, "tool_calls": [_plain(call) for call in calls]}
         path = f"{_path(session_id)}/tool_calls"
-        answer = self._json("POST", path, json=body, params={"wait": WAIT_S})
-        while answer["status"] != "done":
-            answer = self._json("GET", f"{path}/{quote(name, safe='')}", params={"wait": WAIT_S})
-        return list(answer["messages"])
+        while True:
+            # Posted, not only asked for: a server that died may have taken the step and not come to keep it.
+            answer = self._json("POST", path, json=body, params={"wait": WAIT_S})
+            if answer["status"] == "done":
+                return list(answer["messages"])
 
     def cancel_step(self, session_id: str, step: int | str) -> dict[str, Any]:
         """End a step that runs; each of its calls has its answer then."""

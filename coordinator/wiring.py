@@ -53,7 +53,7 @@ async def open_cluster(
     coordinator = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     # Two clients: a blocking read of the stream must not hold up what the sessions ask.
     client, reading = connect(redis_url), connect(redis_url, blocking_s=BLOCK_MS / 1000)
-    store, turns = Store(client), Turns(client)
+    store, turns, wishes = Store(client), Turns(client), Wishes(client, coordinator)
     dispatcher = Dispatcher(create_app(redis_url), coordinator, is_traced=is_traced(os.environ))
     try:
         async with (
@@ -71,6 +71,7 @@ async def open_cluster(
             ) as executor,
         ):
             ownership.on_renewed = turns.count
+            ownership.on_told = wishes.wake
             yield Cluster(
                 store=store,
                 executor=executor,
@@ -88,7 +89,7 @@ async def open_cluster(
                 requests=Requests(client),
                 breakers=Breakers(client),
                 ownership=ownership,
-                wishes=Wishes(client),
+                wishes=wishes,
                 turns=turns,
                 counts=Counts(client),
                 replies=reader,

@@ -10,7 +10,7 @@ from pydantic.config import JsonDict
 from coordinator.api.asked import Named, Service
 from coordinator.api.errors import ErrorBody
 from coordinator.endpoint.reply import RawCall
-from coordinator.service.posted import PostedStep
+from coordinator.service.posting import AskedStep
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.wanted import Body, IdempotencyKey, Text
 
@@ -144,15 +144,14 @@ async def post_calls(
     if name is not None and ("/" in name or name in (".", "..")):
         words = f"A step's name stands in a path, where {name!r} cannot: it holds a slash, or is a path itself."
         raise Refused(Code.INVALID, words, "Give the step a name without.")
-    caller = await service.caller(entry)
-    step = caller.post(name, [call.at(index) for index, call in enumerate(body.tool_calls)])
-    return await _answers(entry, step, wait, response)
+    asked = AskedStep(name, tuple(call.at(index) for index, call in enumerate(body.tool_calls)))
+    return await _answers(entry, service, asked, wait, response)
 
 
 @router.get("/tool_calls/{step}", response_model=Answers, responses={202: {"model": Answers}})
 async def get_calls(entry: Named, step: StepName, service: Service, response: Response, wait: Wait = 0.0) -> Answers:
     """Fetch a step's answers: 200 with all of them, 202 while it runs."""
-    return await _answers(entry, (await service.caller(entry)).step(step), wait, response)
+    return await _answers(entry, service, AskedStep(step), wait, response)
 
 
 @router.post("/tool_calls/{step}/cancel", response_model=Answers, responses={202: {"model": Answers}})
@@ -160,16 +159,14 @@ async def cancel_calls(
     entry: Named, step: StepName, service: Service, response: Response, wait: Wait = DEFAULT_WAIT_S
 ) -> Answers:
     """End a step: calls that run are killed, the rest is not begun, and each has its answer. The session goes on."""
-    found = (await service.caller(entry)).step(step)
-    found.cancelled.set()
-    return await _answers(entry, found, wait, response)
+    return await _answers(entry, service, AskedStep(step, is_cancelled=True), wait, response)
 
 
-async def _answers(entry: Named, step: PostedStep, wait_s: float, response: Response) -> Answers:
-    await step.wait(wait_s)
-    if not step.done.is_set():
+async def _answers(entry: Named, service: Service, asked: AskedStep, wait_s: float, response: Response) -> Answers:
+    step = await service.step(entry, asked, wait_s)
+    if not step.is_done:
         response.status_code = 202
         response.headers["Location"] = f"/v1/sessions/{entry.session_id}/tool_calls/{quote(step.name, safe='')}"
         response.headers["Retry-After"] = "1"
     messages = [ToolMessage.model_validate(message) for message in step.messages]
-    return Answers(step=step.name, status="done" if step.done.is_set() else "running", messages=messages)
+    return Answers(step=step.name, status="done" if step.is_done else "running", messages=messages)

@@ -22,8 +22,10 @@ log = logging.getLogger(__name__)
 EVERY_S = 1.0
 LAST_S = 2.0
 """How long Redis may take to hear of the last sessions that ended."""
-LISTEN_S = 0.2
-"""How often it is looked whether other processes want something: people wait for it."""
+LISTEN_S = 1.0
+"""How long one question to Redis waits for what other processes want."""
+DEAF_S = 0.2
+"""The pause before it is asked again that did not answer."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Ownership:
         """Called with a session of which something is wanted, see `Wishes`; it need not have been opened yet."""
         self.on_renewed: Callable[[], Awaitable[object]] = _nothing
         """Called each time that the lease was renewed, for what is kept in Redis beside it; may raise `RedisError`."""
+        self.on_told: Callable[[str], None] = lambda wish_id: None
+        """Called with the id of a wish of this coordinator's of which its owner has told what became."""
         self._store = store
         self._owned: dict[str, _Owned] = {}
         self._has_lease = False
@@ -180,11 +184,15 @@ class Ownership:
     async def _listen_forever(self) -> None:
         while True:
             try:
-                for session in await self._store.take_cancels(self.coordinator):
-                    if session.startswith(keys.LOOK):
-                        self.on_wishes(session.removeprefix(keys.LOOK))
-                    elif session in self._owned:
-                        self._owned[session].on_cancel()
+                asked = await self._store.next_asked(self.coordinator, LISTEN_S)
+                if asked is None:
+                    continue
+                if asked.startswith(keys.LOOK):
+                    self.on_wishes(asked.removeprefix(keys.LOOK))
+                elif asked.startswith(keys.TOLD):
+                    self.on_told(asked.removeprefix(keys.TOLD))
+                elif asked in self._owned:
+                    self._owned[asked].on_cancel()
             except (RedisError, OSError) as exc:
                 log.info("nothing is heard of other processes", extra={"error": str(exc)})
-            await asyncio.sleep(LISTEN_S)
+                await asyncio.sleep(DEAF_S)

@@ -234,10 +234,10 @@ class Store:
             await pipe.execute()
         return True
 
-    async def take_cancels(self, coordinator: str) -> list[str]:
-        """Return the sessions that a coordinator is asked to cancel, or to look after its wishes, once."""
-        found = await cast("Awaitable[list[bytes] | None]", self._redis.lpop(keys.asked(coordinator), 100))
-        return [_text(one) for one in found or []]
+    async def next_asked(self, coordinator: str, within_s: float) -> str | None:
+        """Return what a coordinator is asked next, see `keys.asked`; None where nothing comes within the time."""
+        asked = self._redis.blpop([keys.asked(coordinator)], within_s)
+        return _text(popped[1]) if (popped := await cast("Awaitable[list[bytes] | None]", asked)) else None
 
     async def renew_coordinator(self, coordinator: str) -> bool:
         """Renew a coordinator's lease; False where it had lapsed, or Redis has lost it."""

@@ -5,6 +5,7 @@ it. Each is taken once, and its sender can ask what became of it.
 """
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Sequence
 from typing import Literal, cast
@@ -15,7 +16,9 @@ from redis.asyncio import Redis
 from worker.contract import keys
 
 POLL_S = 0.05
-MAX_POLL_S = 0.5
+MAX_POLL_S = 2.0
+"""Who asks is woken by the answer; it looks for itself as well, for a command listens to nobody, and owners of an
+earlier release wake nobody."""
 MOST = 200
 """Wishes that wait for one session; of more, the oldest are forgotten."""
 
@@ -26,9 +29,15 @@ class Wish(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
     wish_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    kind: Literal["cancel", "message", "finish", "limits", "copy", "cancel_calls"]
+    kind: Literal["cancel", "message", "finish", "limits", "copy", "cancel_calls", "step"]
+    asker: str = ""
+    """The coordinator that is woken by the answer; "" for none."""
+    only: str = ""
+    """The one coordinator that may hear it; "" where whoever goes on with the session may as well."""
     text: str = ""
-    """What is said, with a message or a finish."""
+    """What is said, with a message or a finish; with a step the word for what is asked of it, see `carried`."""
+    within_s: float = 0.0
+    """How long its owner may wait for a step's answers before it tells what there is."""
     limits: dict[str, JsonValue] = {}
     """The fields to be changed."""
     to: str = ""
@@ -48,14 +57,22 @@ class Told(BaseModel):
     """Why it was refused."""
     fix: str = ""
     result: dict[str, JsonValue] = {}
-    """What came of it: the limits now, what was copied, or which calls end and whether they may have begun."""
+    """What came of it: the limits now, what was copied, which calls end and whether they may have begun, or the word
+    for a step's answers."""
 
 
 class Wishes:
-    """Sends wishes and takes them."""
+    """Sends wishes and takes them.
 
-    def __init__(self, client: Redis) -> None:
+    Args:
+        client: The cluster's Redis.
+        coordinator: Who sends and takes them; "" for a command that only sends.
+    """
+
+    def __init__(self, client: Redis, coordinator: str = "") -> None:
         self._redis = client
+        self._coordinator = coordinator
+        self._awaited: dict[str, asyncio.Event] = {}
 
     async def owner_of(self, session: str, named: str = "") -> str | None:
         """Return the live coordinator that has a session; `named` where Redis knows of none and that one lives."""
@@ -68,8 +85,9 @@ class Wishes:
     async def send(self, session: str, wish: Wish, owner: str | None) -> None:
         """Leave a wish for whoever has the session, and let its owner look; None where there is none now."""
         name = keys.wishes(session)
+        sent = wish.model_copy(update={"asker": self._coordinator})
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.rpush(name, wish.model_dump_json())
+            pipe.rpush(name, sent.model_dump_json())
             pipe.ltrim(name, -MOST, -1)
             pipe.expire(name, keys.WISHES_TTL_S)
             if owner is not None:
@@ -78,15 +96,17 @@ class Wishes:
             await pipe.execute()
 
     async def take(self, session: str) -> Sequence[Wish]:
-        """Return what is wanted of a session, oldest first, once; what cannot be read is left out."""
+        """Return what is wanted of a session, oldest first, once; what cannot be read or is not for us is left out."""
         found = await cast("Awaitable[list[bytes] | None]", self._redis.lpop(keys.wishes(session), MOST))
         wishes = []
         for text in found or []:
             try:
-                wishes.append(Wish.model_validate_json(text))
+                wish = Wish.model_validate_json(text)
             except ValidationError:
                 # Of a later release.
                 continue
+            if wish.only in ("", self._coordinator):
+                wishes.append(wish)
         return wishes
 
     async def take_back(self, session: str, wish: Wish) -> bool:
@@ -99,16 +119,32 @@ class Wishes:
 
     async def tell(self, wish: Wish, told: Told) -> None:
         """Say what became of a wish."""
-        await self._redis.set(keys.told(wish.wish_id), told.model_dump_json(), ex=keys.TOLD_TTL_S)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(keys.told(wish.wish_id), told.model_dump_json(), ex=keys.TOLD_TTL_S)
+            if wish.asker:
+                pipe.rpush(keys.asked(wish.asker), f"{keys.TOLD}{wish.wish_id}")
+                pipe.expire(keys.asked(wish.asker), keys.ASKED_TTL_S)
+            await pipe.execute()
+
+    def wake(self, wish_id: str) -> None:
+        """Let whoever waits here for what became of a wish look."""
+        if wish_id in self._awaited:
+            self._awaited[wish_id].set()
 
     async def answer(self, wish: Wish, within_s: float) -> Told | None:
         """Return what became of a wish; None where nobody says so within the time: it still stands."""
         loop = asyncio.get_running_loop()
         deadline, pause_s = loop.time() + within_s, POLL_S
-        while loop.time() < deadline:
-            found = await self._redis.getdel(keys.told(wish.wish_id))
-            if found is not None:
-                return Told.model_validate_json(found)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 1.3, MAX_POLL_S)
+        woken = self._awaited.setdefault(wish.wish_id, asyncio.Event())
+        try:
+            while loop.time() < deadline:
+                woken.clear()
+                found = await self._redis.getdel(keys.told(wish.wish_id))
+                if found is not None:
+                    return Told.model_validate_json(found)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), min(pause_s, max(deadline - loop.time(), 0.0)))
+                pause_s = min(pause_s * 1.3, MAX_POLL_S)
+        finally:
+            self._awaited.pop(wish.wish_id, None)
         return None

@@ -41,6 +41,23 @@ class Afar:
             raise _refused(told)
         return told
 
+    async def ask_owner(self, entry: Entry, wish: Wish, within_s: float) -> Told | None:
+        """Return what the present owner of a session says to a wish that is for no later one; None where it does not.
+
+        Raises:
+            Refused: it says no.
+            RedisError: Redis does not answer.
+        """
+        owner = await self.owner_of(entry)
+        if owner is None:
+            return None
+        wish = wish.model_copy(update={"only": owner})
+        await self.cluster.wishes.send(entry.session_id, wish, owner)
+        told = await self.cluster.wishes.answer(wish, within_s)
+        if told is not None and told.refusal:
+            raise _refused(told)
+        return told
+
     async def owner_of(self, entry: Entry) -> str | None:
         """Return the live coordinator that runs a session, or in whose line it waits; None where there is none now.
 
@@ -49,14 +66,6 @@ class Afar:
         """
         record = await on_volume(read_record, entry.directory)
         return await self.cluster.wishes.owner_of(entry.session_id, record.coordinator)
-
-    async def elsewhere(self, entry: Entry) -> Refused:
-        """Return the answer where only the process that has a session can do what is asked."""
-        owner = await self.owner_of(entry)
-        if owner is None:
-            return nobody(entry.session_id)
-        words = f"Session {entry.session_id} is run by the coordinator {owner}, not by this process."
-        return Refused(Code.UNAVAILABLE, words, "Ask the server of that coordinator.", retry_after_s=3)
 
     async def _ask_command(self, session: str, owner: str | None, wish: Wish) -> None:
         """Ask a command that runs a session: it can be cancelled, and does not listen to more."""

@@ -29,6 +29,15 @@ class CallerLoop(SessionLoop):
         self.clock.start()
         if self.caller.last is not None and self.caller.last.is_restored:
             self.caller.last.done.set()
+        ending: Ending | None = None
+        try:
+            ending = await self._until_ended(seat, cancelled)
+        finally:
+            # One that is broken off goes on elsewhere, or its transcript says how it ended.
+            self.caller.close(is_lost=ending is None or ending.is_lost)
+        return ending
+
+    async def _until_ended(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending:
         try:
             while not cancelled.is_set():
                 ending = await self._next(seat, cancelled)
@@ -40,8 +49,6 @@ class CallerLoop(SessionLoop):
             return Ending("failed", f"taken over: {exc}", is_lost=True)
         except RedisLost as exc:
             return Ending("failed", f"redis: {exc}") if not cancelled.is_set() else Ending("cancelled", "cancelled")
-        finally:
-            self.caller.close()
         return Ending("cancelled", "cancelled")
 
     async def _next(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event) -> Ending | None:

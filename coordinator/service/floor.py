@@ -14,6 +14,7 @@ from coordinator.endpoint.limiter import EndpointLimiter
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
+from coordinator.service.carried import forget_carried
 from coordinator.service.entries import Entry, Index
 from coordinator.service.granting import grant
 from coordinator.service.held import Held, Shared
@@ -26,6 +27,7 @@ from coordinator.service.records import write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.tokens import Tokens
 from coordinator.service.wanted import NewSession
+from coordinator.session.ceilings import in_both
 from coordinator.session.events import EventSink
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, check, find
@@ -293,9 +295,8 @@ class Floor:
         """Return a session that somebody had before, under what its principal may have now, and its messages."""
         principal = self.principal(entry.record.principal)
         saved, ceiling = found.saved.to_request(self._admission.models), principal.allowance.ceiling
-        tools = [one for one in (saved.ceiling.tools, ceiling.tools) if one is not None]
-        both = frozenset.intersection(*tools) if tools else None
-        request = replace(saved, ceiling=ceiling.model_copy(update={"tools": both}))
+        tools = in_both(saved.ceiling.tools, ceiling.tools)
+        request = replace(saved, ceiling=ceiling.model_copy(update={"tools": tools}))
         model = self.model_of(entry.record.loop, found.saved.to_model(None).model)
         held = Held(entry, request, model, principal, found)
         held.messages = await asyncio.to_thread(kept_messages, entry.directory, heard_in(found.reading.entries))
@@ -323,3 +324,4 @@ def _let_go(held: Held, has_run: bool) -> None:
     if has_run and entry.facts.has_ended and has_heard_all:
         with contextlib.suppress(OSError):
             forget_messages(entry.directory)
+        forget_carried(entry.directory)

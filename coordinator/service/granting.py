@@ -9,6 +9,7 @@ from coordinator.cluster.wishes import Told, Wish
 from coordinator.errors import ConfigError
 from coordinator.service.held import Held
 from coordinator.service.messages import Message
+from coordinator.service.posting import answers_for
 from coordinator.service.refusals import Code, Refused
 from coordinator.session.cancelling import calls_cancelled
 from coordinator.session.copying import copied
@@ -28,7 +29,8 @@ def grant(
     """
     if held is None:
         words = f"Session {session} has ended, or is elsewhere by now."
-        return Told() if wish.kind == "cancel" else Told(refusal=Code.CONFLICT, message=words)
+        # Who asks for a step looks anew who has the session.
+        return Told() if wish.kind in ("cancel", "step") else Told(refusal=Code.CONFLICT, message=words)
     try:
         match wish.kind:
             case "cancel":
@@ -40,10 +42,8 @@ def grant(
             case "limits":
                 held.limit(Limits.model_validate({**held.limits.model_dump(), **wish.limits}))
                 return Told(result=held.limits.model_dump(mode="json"))
-            case "copy":
-                return copied(held.runner.copies if held.runner is not None else None, wish)
-            case "cancel_calls":
-                return calls_cancelled(held.steps, wish)
+            case "copy" | "cancel_calls" | "step":
+                return _done(held, wish)
     except Refused as exc:
         return _refused(exc)
     except (ConfigError, ValidationError) as exc:
@@ -57,6 +57,21 @@ async def _kept(held: Held, message: Message) -> Told:
     except Refused as exc:
         return _refused(exc)
     return Told()
+
+
+def _done(held: Held, wish: Wish) -> Coroutine[Any, Any, Told]:
+    """Do what takes a while."""
+    if wish.kind == "copy":
+        return copied(held.runner.copies if held.runner is not None else None, wish)
+    return calls_cancelled(held.steps, wish) if wish.kind == "cancel_calls" else _answered(held, wish)
+
+
+async def _answered(held: Held, wish: Wish) -> Told:
+    try:
+        word = await answers_for(held, wish)
+    except Refused as exc:
+        return _refused(exc)
+    return Told() if word is None else Told(result={"answers": word})
 
 
 def _refused(exc: Refused) -> Told:

@@ -11,9 +11,8 @@ from coordinator.cluster.parts import Cluster
 from coordinator.service.admission import Admission
 from coordinator.service.entries import Entry, Index
 from coordinator.service.floor import Floor
-from coordinator.service.key_lock import key_lock
 from coordinator.service.principals import Principal
-from coordinator.service.records import KeyedSession, SessionRecord, claim_key, key_file, release_key, write_record
+from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewSession, Webhook
@@ -21,6 +20,9 @@ from coordinator.session.request import SessionRequest, new_session_id
 
 NODES_S = 1.0
 """How long Redis is asked which profiles there are; without its answer the node says that there is none."""
+MADE_S = 20.0
+"""How long another server is waited for that makes the session of a key: less than clients wait for an answer."""
+AGAIN_S = 0.1
 
 
 class Maker:
@@ -37,9 +39,11 @@ class Maker:
         self._state_dir = cluster.state_dir
         self._coordinator = cluster.ownership.coordinator
         self._store = cluster.store
+        self._wishes = cluster.wishes
         self._admission = admission
         self._index = index
         self._floor = floor
+        self._making: dict[tuple[str, str], asyncio.Lock] = {}
 
     async def create(self, wanted: NewSession, principal: Principal) -> tuple[Entry, bool]:
         """Return the session, and whether it is a new one.
@@ -89,32 +93,52 @@ class Maker:
             make: Makes it under an id.
 
         Raises:
-            Refused: the key stands for another one, or `make` refuses.
+            Refused: the key stands for another one, or `make` refuses, or another server takes long to make it.
+            RedisError: it may be made by another server, and Redis does not say whether that one lives.
         """
         if key is None:
             return await make(new_session_id()), True
-        # Of two that come at once, here or at two servers, the second waits for what the first makes.
-        async with key_lock(key_file(self._state_dir, principal.name, key)):
-            return await self._make_once(key, principal, digest, make)
+        # Two requests with one key that come at once: the second waits for what the first makes.
+        lock = self._making.setdefault((principal.name, key), asyncio.Lock())
+        try:
+            async with lock:
+                return await self._make_once(key, principal, digest, make)
+        finally:
+            if not lock.locked():
+                self._making.pop((principal.name, key), None)
 
     async def _make_once(
         self, key: str, principal: Principal, digest: Callable[[str], str], make: Callable[[str], Awaitable[Entry]]
     ) -> tuple[Entry, bool]:
-        salt, state_dir = secrets.token_hex(8), self._state_dir
-        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=digest(salt))
-        keyed = await on_volume(claim_key, state_dir, principal.name, key, ours)
-        if keyed.digest != digest(keyed.salt):
-            words = f"The idempotency key {key!r} stands for session {keyed.session_id}, which was asked for otherwise."
-            raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
-        known = await asyncio.to_thread(self._index.get, keyed.session_id)
-        if known is not None:
-            return known, False
+        loop = asyncio.get_running_loop()
+        salt, deadline = secrets.token_hex(8), loop.time() + MADE_S
+        ours = KeyedSession(session_id=new_session_id(), salt=salt, digest=digest(salt), maker=self._coordinator)
+        while True:
+            # Claimed again and again: another server that makes nothing of it after all gives the key back.
+            keyed = await on_volume(claim_key, self._state_dir, principal.name, key, ours)
+            if keyed.digest != digest(keyed.salt):
+                words = f"The idempotency key {key!r} stands for session {keyed.session_id}, asked for otherwise."
+                raise Refused(Code.CONFLICT, words, "Send the same body, or another key.")
+            known = await asyncio.to_thread(self._index.get, keyed.session_id)
+            if known is not None:
+                return known, False
+            if not await self._is_made_elsewhere(keyed):
+                break
+            if loop.time() > deadline:
+                words = f"The session of the idempotency key {key!r} is just being made by another server."
+                raise Refused(Code.UNAVAILABLE, words, "Ask again with the same key.", retry_after_s=2)
+            await asyncio.sleep(AGAIN_S)
         try:
             return await make(keyed.session_id), True
         except Refused:
             # Nothing was made: the key must not stand in the way of the next try.
-            await on_volume(release_key, state_dir, principal.name, key)
+            await on_volume(release_key, self._state_dir, principal.name, key)
             raise
+
+    async def _is_made_elsewhere(self, keyed: KeyedSession) -> bool:
+        if keyed.maker in ("", self._coordinator):
+            return False
+        return await self._wishes.owner_of(keyed.session_id, keyed.maker) is not None
 
     async def _make(self, session_id: str, wanted: NewSession, request: SessionRequest, principal: Principal) -> Entry:
         # Asked here as well: a session that has no model must not be kept.

@@ -68,6 +68,8 @@ class Caller:
         self.farewell: str | None = None
         """The session's final text, once the caller has ended it."""
         self.changed = asyncio.Event()
+        self.is_lost = False
+        """The session goes on elsewhere: nothing more is known of it here."""
         self._has_ended = False
         self._names: set[bytes] = set()
         """Digests of the names of all steps: the names themselves may be long, and there may be many."""
@@ -103,9 +105,7 @@ class Caller:
             raise Refused(Code.CONFLICT, f"Step {name} is over: other steps came behind it.", "Count the step up.")
         if self._has_ended or self.farewell is not None:
             raise Refused(Code.CONFLICT, "The session has ended: it takes no calls any more.")
-        if last is not None and not last.done.is_set():
-            words = f"Step {last.name!r} is still under way."
-            raise Refused(Code.CONFLICT, words, "Wait for its answers, or cancel it.")
+        self._demand_free()
         step = PostedStep(name, digest, tuple(calls))
         self.begin(step)
         self.changed.set()
@@ -137,17 +137,30 @@ class Caller:
         Raises:
             Refused: one is.
         """
-        if self.last is not None and not self.last.done.is_set():
-            words = f"Step {self.last.name!r} is still under way."
-            raise Refused(Code.CONFLICT, words, "Wait for its answers, or cancel it.")
+        if not self.is_catching_up:
+            # Else it completes once what an earlier owner left is found.
+            self._demand_free()
         self.farewell = text
         self.changed.set()
 
-    def close(self) -> None:
-        """Take no more calls; whoever waits for a step gets what there is."""
-        self._has_ended = True
-        if self.last is not None:
+    def close(self, *, is_lost: bool = False) -> None:
+        """Take no more calls; whoever waits for a step gets what there is, unless the session goes on elsewhere."""
+        self._has_ended, self.is_lost = True, is_lost
+        if self.last is not None and not is_lost:
             self.last.done.set()
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether it is still looked for what an earlier owner left of its last step."""
+        return self.last is not None and self.last.is_restored and not self.last.done.is_set()
+
+    def _demand_free(self) -> None:
+        if self.is_catching_up:
+            words = "The session is just going on here: it is looked what its last owner left."
+            raise Refused(Code.UNAVAILABLE, words, "Send the same again.", retry_after_s=1)
+        if self.last is not None and not self.last.done.is_set():
+            words = f"Step {self.last.name!r} is still under way."
+            raise Refused(Code.CONFLICT, words, "Wait for its answers, or cancel it.")
 
     def __call__(self, event: Event) -> None:
         """Take the answers of the present step."""
@@ -182,6 +195,9 @@ def restored(entries: Iterable[Entry]) -> Caller:
             caller.begin(step)
         elif event is not None:
             caller(event)
+    if caller.last is not None and len(caller.last.contents) == len(caller.last.calls):
+        # Nothing is missing: what comes next need not wait until the session has its box again.
+        caller.last.done.set()
     return caller
 
 

@@ -60,6 +60,8 @@ class KeyedSession(BaseModel):
     salt: str
     digest: str
     """Of the body that came with the key."""
+    maker: str = ""
+    """The coordinator that makes the session; "" of an earlier release."""
 
 
 def write_record(session_dir: Path, record: SessionRecord) -> None:
@@ -102,7 +104,7 @@ def claim_key(state_dir: Path, principal: str, key: str, keyed: KeyedSession) ->
     Raises:
         TranscriptError: the volume cannot be written.
     """
-    path = key_file(state_dir, principal, key)
+    path = _key_file(state_dir, principal, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, made = tempfile.mkstemp(dir=path.parent)
@@ -124,10 +126,10 @@ def claim_key(state_dir: Path, principal: str, key: str, keyed: KeyedSession) ->
 
 def release_key(state_dir: Path, principal: str, key: str) -> None:
     """Take a key back whose session could not be made."""
-    key_file(state_dir, principal, key).unlink(missing_ok=True)
+    _key_file(state_dir, principal, key).unlink(missing_ok=True)
 
 
-def key_file(state_dir: Path, principal: str, key: str) -> Path:
+def _key_file(state_dir: Path, principal: str, key: str) -> Path:
     """Return where is kept what an idempotency key stands for."""
     return state_dir / KEYS_DIR / hashlib.sha256(f"{principal}\0{key}".encode()).hexdigest()
 

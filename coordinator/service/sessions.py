@@ -31,7 +31,7 @@ from coordinator.service.journal import Line as EventLine
 from coordinator.service.kept import copy_dir
 from coordinator.service.making import Maker
 from coordinator.service.models import Models
-from coordinator.service.posted import Caller, ended
+from coordinator.service.posting import AskedStep, Posting, StepAnswers
 from coordinator.service.principals import Principal
 from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
@@ -40,7 +40,7 @@ from coordinator.service.views import SessionView, view_of
 from coordinator.service.volume import on_volume
 from coordinator.service.wanted import NewFork, NewSession
 from coordinator.service.webhooks import Webhooks
-from coordinator.session.ceilings import usable_tools
+from coordinator.session.ceilings import in_both, usable_tools
 from coordinator.session.limits import Limits
 from coordinator.session.step_events import TextDelta
 from coordinator.session.subagents import without_tasks
@@ -112,6 +112,7 @@ class Sessions:
         self._afar = Afar(cluster)
         self._unheard = Unheard(cluster, self.index, self._floor)
         self._forks = Forks(cluster, admission, self._floor, self._maker, self._afar)
+        self._posting = Posting(self._afar, self._floor.held, lambda: self._is_closing)
         self._scanned_at = float("-inf")
         self._is_closing = False
 
@@ -251,21 +252,9 @@ class Sessions:
             raise Refused(Code.INVALID, str(exc)) from exc
         return held.limits
 
-    async def caller(self, entry: Entry) -> Caller:
-        """Return whoever posts a session's calls; of one that has ended, with the answers of its last step.
-
-        Raises:
-            Refused: it has a model, or it runs elsewhere, or the volume cannot be read.
-        """
-        if entry.record.loop != "none":
-            fix = "Make one with `loop: none`."
-            raise Refused(Code.CONFLICT, f"Session {entry.session_id} has a model that makes its calls.", fix)
-        held = self._floor.held(entry.session_id)
-        if held is not None and held.caller is not None:
-            return held.caller
-        if entry.facts.has_ended:
-            return await on_volume(ended, entry.directory)
-        raise await self._afar.elsewhere(entry)
+    async def step(self, entry: Entry, asked: AskedStep, wait_s: float) -> StepAnswers:
+        """Return the answers of a caller's step, see `Posting.answers`."""
+        return await self._posting.answers(entry, asked, wait_s)
 
     def workspace(self, entry: Entry) -> Path:
         """Return where a session's workspace lies, if it is there."""
@@ -275,9 +264,18 @@ class Sessions:
         return copy_dir(entry.directory)
 
     def tools_of(self, entry: Entry) -> list[dict[str, Any]]:
-        """Return the schemas of the tools that a session may use."""
+        """Return the schemas of the tools that a session may use.
+
+        Raises:
+            Refused: its principal is no more.
+        """
         wanted, held = entry.record.wanted, self._floor.held(entry.session_id)
-        names = held.request.ceiling.tools if held is not None else (wanted.tools if wanted is not None else None)
+        if held is not None:
+            names = held.request.ceiling.tools
+        else:
+            # As whoever has it, or goes on with it, sees it.
+            ceiling = self._floor.principal(entry.record.principal).allowance.ceiling
+            names = in_both(wanted.tools if wanted is not None else None, ceiling.tools)
         read_only = wanted is not None and wanted.read_only
         usable = usable_tools(self.cluster.registry, names, is_read_only=read_only)
         return (without_tasks(usable) if entry.record.loop == "none" else usable).function_schemas()

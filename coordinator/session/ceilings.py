@@ -79,10 +79,14 @@ def within(wants: Wants, ceiling: Ceiling, principal: str) -> Wants:
         raise _refusal("image", wants.image, ceiling.images, principal)
     if wants.makes_image and not ceiling.may_make_images:
         raise ConfigError(f"{principal} may not use set-up commands or a Dockerfile.")
-    tools = wants.tools
-    if ceiling.tools is not None:
-        tools = ceiling.tools if tools is None else tools & ceiling.tools
-    return replace(wants, tools=tools, limits=ceiling.cut(wants.limits))
+    return replace(wants, tools=in_both(wants.tools, ceiling.tools), limits=ceiling.cut(wants.limits))
+
+
+def in_both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    """Return the names of tools that are in both; None is all."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 def usable_tools(registry: Registry, tools: frozenset[str] | None, *, is_read_only: bool) -> Registry:

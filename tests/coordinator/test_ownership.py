@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.store import Store, connect
+from coordinator.cluster.wishes import Told, Wish, Wishes
 from coordinator.session.takeover import LAPSED_S, QUIET_S, Orphan, Orphans
 from worker.contract import keys
 
@@ -263,3 +264,47 @@ async def test_what_is_owed_is_given_before_a_session_is_nobodys(store: Store, r
             while redis_client.exists(keys.owned("me")):
                 await asyncio.sleep(0.02)
     assert owned_then == [True] * 3
+
+
+async def test_what_others_ask_is_heard_at_once_and_also_after_its_connection_was_cut(
+    store: Store, redis_client: redis.Redis
+) -> None:
+    heard: list[tuple[str, str]] = []
+    ownership = Ownership(store, "asked")
+    ownership.on_wishes = lambda session: heard.append(("look", session))
+    ownership.on_told = lambda wish_id: heard.append(("told", wish_id))
+    async with ownership:
+        await owned_by(store, "asked")
+        ownership.own("s1", 1, on_cancel=lambda: heard.append(("cancel", "s1")))
+        for number in range(2):
+            redis_client.rpush(keys.asked("asked"), f"{keys.LOOK}s{number}", f"{keys.TOLD}w{number}", "s1", "nobody's")
+            expected = [("look", f"s{number}"), ("told", f"w{number}"), ("cancel", "s1")]
+            async with asyncio.timeout(5):
+                await until_true(lambda: len(heard) >= 3)
+            assert heard == expected
+            heard.clear()
+            redis_client.client_kill_filter(_type="normal", skipme=True)
+
+
+async def test_who_asks_is_woken_by_the_answer_and_need_not_look(
+    store: Store, redis_client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("POLL_S", "MAX_POLL_S"):
+        monkeypatch.setattr(f"coordinator.cluster.wishes.{name}", 60.0)
+    client = connect(redis_url)
+    theirs, ours = Wishes(client, "theirs"), Wishes(client, "ours")
+    ownership = Ownership(store, "ours")
+    ownership.on_told = ours.wake
+    try:
+        async with ownership, asyncio.timeout(30):
+            wish = Wish(kind="finish")
+            await ours.send("s1", wish, "theirs")
+            asking = asyncio.create_task(ours.answer(wish, 60))
+            (taken,) = await theirs.take("s1")
+            # It has looked once by now, and found nothing.
+            await asyncio.wait({asking}, timeout=0.5)
+            await theirs.tell(taken, Told(message="bye"))
+            assert await asking == Told(message="bye")
+    finally:
+        await client.aclose()
+    assert redis_client.exists(keys.told(wish.wish_id)) == 0

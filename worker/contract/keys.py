@@ -64,13 +64,16 @@ def coordinator_lease(coordinator: str) -> str:
 def asked(coordinator: str) -> str:
     """Return the list of sessions that a coordinator is asked by others to cancel; expires soon.
 
-    A name behind `LOOK` asks it to look into the session's wishes instead.
+    A name behind `LOOK` asks it to look into the session's wishes instead, an id behind `TOLD` to look what became of a
+    wish of its own.
     """
     return f"{PREFIX}asked:{coordinator}"
 
 
 LOOK = "?"
 """No session's id begins with it."""
+TOLD = "!"
+"""Neither with this."""
 
 
 ASKED_TTL_S = 60

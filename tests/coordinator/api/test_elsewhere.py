@@ -10,10 +10,11 @@ import redis
 
 from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.scripted import ScriptedCall, Turn
-from coordinator.service.records import SessionRecord, write_record
+from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.wanted import NewSession
 from coordinator.session.forking import lay_out, request_of
 from coordinator.session.model_table import ModelTable
+from coordinator.session.request import new_session_id
 from coordinator.session.resume import find
 from tests.coordinator.api.conftest import Served, Serves, code, prompt
 from worker.contract import keys
@@ -41,6 +42,18 @@ async def made(client: httpx2.AsyncClient, **body: Any) -> str:
     response = await client.post("/v1/sessions", json=body)
     assert response.status_code == 201, response.text
     return str(response.json()["session_id"])
+
+
+async def dies(served: Served, session_id: str, redis_client: redis.Redis) -> None:
+    """As after a SIGKILL: it asks nobody any more, and its lease is gone."""
+    held = served.sessions.floor.held(session_id)
+    assert held is not None
+    held.leave()
+    assert held.task is not None
+    await asyncio.wait({held.task})
+    for task in served.sessions.cluster.ownership._tasks:
+        task.cancel()
+    redis_client.delete(keys.coordinator_lease(served.sessions.cluster.ownership.coordinator))
 
 
 async def test_a_session_is_steered_and_watched_through_another_server(serve: Serves) -> None:
@@ -97,20 +110,6 @@ async def test_a_session_is_cancelled_through_another_server_while_it_runs_and_w
         assert (await there.post(f"/v1/sessions/{session_id}/cancel")).status_code == 202
 
 
-async def test_what_only_the_owner_can_do_says_who_that_is(serve: Serves) -> None:
-    ours, theirs = (await serve(heard), await serve(heard))
-    here, there = ours.client(), theirs.client()
-    session_id = await made(here, loop="none")
-    await becomes(there, session_id, lambda shown: shown["status"] == "running")
-    calls = {"step": 1, "tool_calls": [{"id": "a", "name": "Bash", "arguments": {"command": "true"}}]}
-    answer = await there.post(f"/v1/sessions/{session_id}/tool_calls", json=calls, params={"wait": 0})
-    assert (answer.status_code, code(answer)) == (503, "UNAVAILABLE")
-    assert ours.sessions.cluster.ownership.coordinator in answer.json()["error"]["message"]
-    assert (await there.post(f"/v1/sessions/{session_id}/message", json={"text": "x"})).status_code == 409
-    assert (await there.post(f"/v1/sessions/{session_id}/finish", json={"text": "bye"})).status_code == 202
-    assert (await theirs.ended(there, session_id))["text"] == "bye"
-
-
 async def test_what_is_wanted_of_a_session_whose_owner_died_is_done_by_the_next_one(
     serve: Serves, redis_client: redis.Redis
 ) -> None:
@@ -118,16 +117,7 @@ async def test_what_is_wanted_of_a_session_whose_owner_died_is_done_by_the_next_
     here = ours.client()
     session_id = await made(here, **prompt("one", stay_open=True))
     await becomes(here, session_id, lambda shown: shown["status"] == "idle")
-    owner = ours.sessions.cluster.ownership.coordinator
-    # As after a SIGKILL: it asks nobody any more, and its lease is gone.
-    held = ours.sessions.floor.held(session_id)
-    assert held is not None
-    held.leave()
-    assert held.task is not None
-    await asyncio.wait({held.task})
-    for task in ours.sessions.cluster.ownership._tasks:
-        task.cancel()
-    redis_client.delete(keys.coordinator_lease(owner))
+    await dies(ours, session_id, redis_client)
     theirs = await serve(heard)
     there = theirs.client()
     said = await there.post(f"/v1/sessions/{session_id}/message", json={"text": "two"})
@@ -189,3 +179,56 @@ async def test_wishes_are_taken_once_in_their_order(served: Served) -> None:
     assert [one.text for one in await wishes.take("s")] == ["a", "b"]
     assert await wishes.take("s") == []
     assert await wishes.answer(Wish(kind="cancel"), 0.1) is None
+
+
+async def test_one_key_at_two_servers_at_once_is_one_session(serve: Serves) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    clients = [ours.client(), theirs.client()]
+    for number in range(8):
+        body = prompt("x", idempotency_key=f"k-{number}")
+        both = await asyncio.gather(*(client.post("/v1/sessions", json=body) for client in clients))
+        assert sorted(answer.status_code for answer in both) == [200, 201], [answer.text for answer in both]
+        assert len({answer.json()["session_id"] for answer in both}) == 1
+        again = await clients[0].post("/v1/sessions", json=body)
+        assert (again.status_code, again.json()["session_id"]) == (200, both[0].json()["session_id"])
+
+
+async def test_a_session_that_another_server_is_making_is_waited_for_while_that_one_lives(
+    serve: Serves, redis_client: redis.Redis
+) -> None:
+    theirs = await serve(heard)
+    there, state_dir = theirs.client(), serve.state_dir
+    redis_client.set(keys.coordinator_lease("another"), "1")
+
+    def claimed(key: str) -> KeyedSession:
+        wanted = NewSession(prompt="x", idempotency_key=key)
+        keyed = KeyedSession(session_id=new_session_id(), salt="s", digest=wanted.digest("s"), maker="another")
+        assert claim_key(state_dir, "local", key, keyed) == keyed
+        return keyed
+
+    async def waits(key: str) -> "asyncio.Task[httpx2.Response]":
+        asking = asyncio.create_task(there.post("/v1/sessions", json=prompt("x", idempotency_key=key)))
+        done, _ = await asyncio.wait({asking}, timeout=1)
+        assert not done, "another server makes it"
+        return asking
+
+    keyed = claimed("made")
+    asking = await waits("made")
+    record = SessionRecord(session_id=keyed.session_id, created_at=datetime.now(UTC), coordinator="another")
+    (state_dir / "sessions" / keyed.session_id).mkdir(parents=True)
+    write_record(state_dir / "sessions" / keyed.session_id, record)
+    answer = await asking
+    assert (answer.status_code, answer.json()["session_id"]) == (200, keyed.session_id)
+
+    keyed = claimed("refused")
+    asking = await waits("refused")
+    release_key(state_dir, "local", "refused")
+    answer = await asking
+    assert answer.status_code == 201
+    assert answer.json()["session_id"] != keyed.session_id
+
+    keyed = claimed("died")
+    asking = await waits("died")
+    redis_client.delete(keys.coordinator_lease("another"))
+    answer = await asking
+    assert (answer.status_code, answer.json()["session_id"]) == (201, keyed.session_id)
