@@ -274,6 +274,57 @@ async def test_a_node_that_was_gone_for_too_long_is_trouble(
         await asyncio.wait_for(placement.prepare(box(tmp_path), node), 60)
 
 
+async def test_a_place_that_was_given_back_is_had_again_in_turn_on_its_node_alone(
+    placement: Placement, lives: Lives, redis_client: redis.Redis
+) -> None:
+    home, limited = lives("home", HOST), PlaceWanted(most=1)
+    assert (await placement.place("idle", None, limited)).node == "home"
+    redis_client.zrem(keys.places("home"), "idle")
+    assert (await placement.place("two")).node == "home"
+    stays = PlaceWanted(bound_to=home, is_nowhere_else=True)
+    before = asyncio.create_task(placement.place("three", "home", stays))
+    await waits(redis_client, 1)
+    told: list[str] = []
+    again = asyncio.create_task(placement.regain("idle", home, limited, asyncio.Event(), told.append))
+    await waits(redis_client, 2)
+    # It has room, and is on the same machine.
+    lives("near", HOST)
+    redis_client.zrem(keys.places("home"), "two")
+    assert (await asyncio.wait_for(before, 60)).node == "home"
+    await asyncio.wait({again}, timeout=0.5)
+    assert not again.done()
+    redis_client.zrem(keys.places("home"), "three")
+    await asyncio.wait_for(again, 60)
+    assert redis_client.zrange(keys.places("home"), 0, -1) == [b"idle"]
+    assert redis_client.zrange(f"{keys.PLACES_OF}local", 0, -1) == [b"idle"]
+    assert told == ["Waiting for a place: number 2 of 2."]
+
+
+async def test_a_place_is_waited_for_no_more_once_nobody_wants_it_or_its_node_is_lost(
+    placement: Placement, lives: Lives, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.cluster.placement.NODE_WAIT_S", 0.6)
+    home, stop = lives("home", HOST), asyncio.Event()
+    lives("far", OTHER)
+    redis_client.zadd(keys.places("home"), {"other": 4_000_000_000})
+    again = asyncio.create_task(placement.regain("s", home, PlaceWanted(), stop))
+    await waits(redis_client, 1)
+    stop.set()
+    await asyncio.wait_for(again, 5)
+
+    again = asyncio.create_task(placement.regain("s", home, PlaceWanted(), asyncio.Event()))
+    redis_client.delete(keys.lease("home"))
+    await asyncio.wait_for(again, 60)
+    assert redis_client.zrange(keys.places("far"), 0, -1) == []
+
+
+async def waits(redis_client: redis.Redis, tickets: int) -> None:
+    """Come back once so many sessions stand in the line."""
+    async with asyncio.timeout(30):
+        while redis_client.hlen(keys.LINE_TICKETS) != tickets:
+            await asyncio.sleep(0.01)
+
+
 async def test_what_counts_for_a_ceiling_is_kept_as_long_as_the_coordinator_lives(
     redis_url: str, redis_client: redis.Redis, lives: Lives, tmp_path: Path
 ) -> None:
