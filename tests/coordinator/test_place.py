@@ -20,12 +20,14 @@ from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import NoBox, NodeTrouble, NoSource
-from coordinator.session.session_events import SessionPlaced
+from coordinator.mcp.served_box import ServedBox
+from coordinator.session.approvals import Always
+from coordinator.session.session_events import Notice, SessionPlaced
 from coordinator.session.transcript import segment_path
 from coordinator.session.workspace_choice import Chosen
 from coordinator.wiring import open_cluster
 from tests.conftest import Until
-from tests.coordinator.resuming import OneNode
+from tests.coordinator.resuming import OneNode, Table
 from tests.coordinator.ten_steps import cluster, endpoint, events_of, go_on, model, play, wanted
 from worker.app import create_app
 from worker.contract import keys
@@ -147,6 +149,51 @@ async def test_a_session_brings_what_it_wrote_to_the_disk_beside_the_loop(
     result = await play(on(cluster, Failing()), model, wanted(tmp_path))
     assert result.status == "completed"
     assert len(beside) >= result.steps
+
+
+class Placeless(Table):
+    """Finds that the session has no place, whenever calls are to run."""
+
+    async def run(self, *arguments: Any) -> None:
+        *_, cancelled, _, _, regain = arguments
+        await regain(cancelled)
+        await super().run(*arguments)
+
+
+class Regaining(OneNode):
+    """Notes who takes a place again, as whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.regained: list[tuple[str, str, str, int | None]] = []
+
+    async def regain(
+        self,
+        session: str,
+        node: NodeLife,
+        wanted: PlaceWanted,
+        stop: asyncio.Event,
+        on_wait: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.regained.append((session, node.node, wanted.principal, wanted.most))
+        on_wait("It stands in line.")
+
+
+async def test_calls_of_a_session_or_a_served_box_take_a_place_again_that_was_given_back(
+    cluster: Cluster, model: ModelClient, tmp_path: Path
+) -> None:
+    node = Regaining()
+    idle = Cluster(**{**vars(cluster), "placement": node, "executor": Placeless()})
+    result = await play(idle, model, wanted(tmp_path, principal="p", most_places=3))
+    assert result.status == "completed"
+    assert set(node.regained) == {(result.session_id, "n1", "p", 3)}
+    assert any(isinstance(one, Notice) and "in line" in one.text for one in events_of(idle, result.session_id))
+
+    node.regained.clear()
+    box = ServedBox(wanted(tmp_path), cluster=idle, approver=Always())
+    assert (await box.start("Bash", {"command": "true"}, asyncio.Event())).status == "success"
+    assert node.regained == [(box.session_id, "n1", "local", None)]
+    await box.close(why="done")
 
 
 @pytest.fixture
