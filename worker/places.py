@@ -17,7 +17,8 @@ from worker.patience import patiently
 log = logging.getLogger(__name__)
 
 WAIT_S = 30.0
-"""For a call of a session that has given its place back."""
+"""For a call of a session that has given its place back: whoever sends it takes the place again before, in the line of
+all. This is for a place that goes between that and the call."""
 POLL_S = 0.2
 KEEP = """
 -- KEYS: places, then each session. ARGV: node, ttl_s, then the id of each session. Renews their places, also such as

@@ -28,6 +28,7 @@ from coordinator.session.partition import Travel
 from coordinator.session.reading import is_last_owner
 from worker.contract import keys
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, NodeLife
+from worker.contract.scripts import NO_PLACE
 
 MAX_LINKS = 16
 """A message holds all links behind its own: of a longer chain the whole would travel quadratically often."""
@@ -45,6 +46,12 @@ class Job:
 
 
 OnOutcome = Callable[[CallOutcome], Awaitable[None]]
+Regain = Callable[[asyncio.Event], Awaitable[None]]
+"""Takes the session's place on its node again, in its turn; until the event is set."""
+
+
+class _Placeless(Exception):
+    """The session's place was given back while it was idle."""
 
 
 def _nobody_asks(waited_s: float) -> None:
@@ -85,10 +92,12 @@ class Executor:
         cancelled: asyncio.Event,
         on_outcome: OnOutcome,
         unwanted: asyncio.Event | None = None,
+        regain: Regain | None = None,
     ) -> None:
         """Run a stretch to its end; `on_outcome` gets one outcome for each job, in the order in which they come.
 
-        `unwanted` is set when no lane is to be waited for any more: each job was cancelled for itself.
+        `unwanted` is set when no lane is to be waited for any more: each job was cancelled for itself. `regain` is
+        asked, before any of them has a lane, where the session has no place; without it the node sees to one.
 
         Raises:
             RedisLost, LostSession: the session cannot go on; some calls have no outcome then.
@@ -96,9 +105,9 @@ class Executor:
         async with either(cancelled, unwanted or cancelled) as no_lane:
             match travel:
                 case Travel.GROUP:
-                    await self._run_group(jobs, node, cancelled, no_lane, on_outcome)
+                    await self._run_group(jobs, node, cancelled, no_lane, regain, on_outcome)
                 case Travel.CHAIN:
-                    await self._run_chain(list(jobs), node, cancelled, no_lane, on_outcome)
+                    await self._run_chain(list(jobs), node, cancelled, no_lane, regain, on_outcome)
 
     async def recover(
         self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
@@ -122,16 +131,34 @@ class Executor:
             await self._dispatcher.cancel(node, running)
         await patiently(partial(self._store.give_lanes, node, [str(key) for key in call_keys]), cancelled)
 
-    async def _take_lanes(self, node: str, limit: int, holders: Sequence[str]) -> int:
-        got, self._run_id = await self._store.take_lanes(node, limit, holders)
+    async def _take_lanes(self, node: str, limit: int, holders: Sequence[str], session: str = "") -> int:
+        got, self._run_id = await self._store.take_lanes(node, limit, holders, session)
+        if got == NO_PLACE:
+            raise _Placeless
         return got
 
     async def _lanes_for(
-        self, jobs: Sequence[Job], node: str, limit: int, came_at: float, cancelled: asyncio.Event
+        self,
+        jobs: Sequence[Job],
+        node: str,
+        limit: int,
+        came_at: float,
+        cancelled: asyncio.Event,
+        regain: Regain | None,
     ) -> int:
-        """Return how many of the jobs, from the first, have a lane now, as `Lanes.take`."""
-        holders = [str(job.order.key) for job in jobs]
-        got = await self._lanes.take(node, limit, holders, cancelled, principal=jobs[0].order.principal)
+        """Return how many of the jobs, from the first, have a lane now, as `Lanes.take`; the session has its place."""
+        holders, principal = [str(job.order.key) for job in jobs], jobs[0].order.principal
+        session = jobs[0].order.box.session if regain is not None else ""
+        while True:
+            ask = partial(self._take_lanes, session=session)
+            try:
+                got = await self._lanes.take(node, limit, holders, cancelled, principal=principal, ask=ask)
+                break
+            except _Placeless:
+                assert regain is not None
+                await regain(cancelled)
+                # One that is gone again by now, or could not be had, is left to the node, which asks for it itself.
+                session, came_at = "", time.monotonic()
         waited_s = time.monotonic() - came_at
         for _ in range(got):
             self.on_lane(waited_s)
@@ -143,12 +170,13 @@ class Executor:
         node: NodeLife,
         cancelled: asyncio.Event,
         no_lane: asyncio.Event,
+        regain: Regain | None,
         on_outcome: OnOutcome,
     ) -> None:
         waiting, running, came_at = list(jobs), set[asyncio.Task[None]](), time.monotonic()
         try:
             while waiting and not cancelled.is_set():
-                got = await self._lanes_for(waiting, node.node, node.lanes, came_at, no_lane)
+                got = await self._lanes_for(waiting, node.node, node.lanes, came_at, no_lane, regain)
                 if got == 0:
                     break
                 batch, waiting = waiting[:got], waiting[got:]
@@ -188,13 +216,19 @@ class Executor:
             await self._lanes.give(node, holder)
 
     async def _run_chain(
-        self, jobs: list[Job], node: NodeLife, cancelled: asyncio.Event, no_lane: asyncio.Event, on_outcome: OnOutcome
+        self,
+        jobs: list[Job],
+        node: NodeLife,
+        cancelled: asyncio.Event,
+        no_lane: asyncio.Event,
+        regain: Regain | None,
+        on_outcome: OnOutcome,
     ) -> None:
         # One lane for the whole chain: only one of its links runs at a time. A quarter of the lanes is left to
         # reading calls, which must not wait behind long commands.
         holder, limit = str(jobs[0].order.key), max(1, node.lanes - node.lanes // 4)
         try:
-            await self._lanes_for(jobs[:1], node.node, limit, time.monotonic(), no_lane)
+            await self._lanes_for(jobs[:1], node.node, limit, time.monotonic(), no_lane, regain)
             jobs = await self._for_present_life(jobs, node.node, cancelled)
             run_id = self._run_id
             while jobs:

@@ -34,13 +34,16 @@ LOOK_S = 1.0
 """Between two looks whether any are to be renewed."""
 NO_LIMIT = 1 << 31
 
+Take = Callable[[str, int, Sequence[str]], Awaitable[int]]
+"""Asks Redis, by node and limit, for as many lanes as there are holders; returns how many it got."""
+
 
 class Lanes:
     """Takes and gives back lanes for one coordinator."""
 
     def __init__(
         self,
-        take: Callable[[str, int, Sequence[str]], Awaitable[int]],
+        take: Take,
         give: Callable[[str, Sequence[str]], Awaitable[None]],
     ) -> None:
         """`take` and `give` ask Redis, as `Store.take_lanes` and `Store.give_lanes`."""
@@ -55,12 +58,19 @@ class Lanes:
         self._lost_at = -math.inf
 
     async def take(
-        self, node: str, limit: int, holders: Sequence[str], cancelled: asyncio.Event, *, principal: str = ""
+        self,
+        node: str,
+        limit: int,
+        holders: Sequence[str],
+        cancelled: asyncio.Event,
+        *,
+        principal: str = "",
+        ask: Take | None = None,
     ) -> int:
         """Take lanes for as many of the holders, from the first, as fit below the limit.
 
         Waits until there is room for one at least, in turn with other principals' calls; returns 0 only once
-        `cancelled` is set.
+        `cancelled` is set. `ask` asks Redis for these alone, and what it raises ends the wait.
 
         Raises:
             RedisLost: Redis stayed away.
@@ -73,8 +83,8 @@ class Lanes:
             while not cancelled.is_set():
                 # Whoever stood in line while one in front waited out the outage does not wait once more.
                 patience_s = 0.0 if self._lost_at > came_at else keys.OUTAGE_S
-                ask = partial(self._ask_take, node, limit, holders)
-                got = await patiently(ask, cancelled, patience_s)
+                asking = partial(ask or self._ask_take, node, limit, holders)
+                got = await patiently(asking, cancelled, patience_s)
                 if got:
                     self._held[node].update(dict.fromkeys(holders[:got], time.monotonic()))
                     return got

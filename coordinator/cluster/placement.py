@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +18,7 @@ from coordinator.cluster.patience import patiently
 from coordinator.cluster.store import NodeView, Store
 from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
-from coordinator.ending import end
+from coordinator.ending import end, first
 from coordinator.errors import NoBox, NodeTrouble, NoSource, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
@@ -135,6 +136,25 @@ class Placement:
             if self._clock() - nobody_since > NODE_WAIT_S:
                 raise NoBox(_nobody(away, self._listed))
             await asyncio.sleep(pause_s)
+
+    async def regain(
+        self,
+        session: str,
+        node: NodeLife,
+        wanted: PlaceWanted,
+        stop: asyncio.Event,
+        on_wait: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        """Return once a session has its place on its node again, which that gave back while it was idle, or at `stop`.
+
+        It waits for its turn like all others, and for that node alone, which may hold its workspace. Where the place
+        cannot be had, what comes to the node says so.
+        """
+        own = replace(wanted, bound_to=node, is_nowhere_else=True)
+        try:
+            await first(asyncio.create_task(self.place(session, node.node, own, on_wait)), stop)
+        except NoBox as exc:
+            log.warning("a place is not had again", extra={"session_id": session, "error": str(exc)})
 
     async def _nodes(self) -> list[NodeView]:
         """Return the nodes as they were a moment ago: all who wait in this process ask."""

@@ -342,12 +342,13 @@ class Store:
         """Give the session's room back."""
         await self._redis.zrem(keys.places(node), session)
 
-    async def take_lanes(self, node: str, limit: int, holders: Sequence[str]) -> tuple[int, str]:
+    async def take_lanes(self, node: str, limit: int, holders: Sequence[str], session: str = "") -> tuple[int, str]:
         """Take lanes for as many of the holders, from the first, as fit below the limit.
 
-        Returns how many, and the id of this life of Redis, as `run_id`.
+        Returns how many, or `NO_PLACE` where a `session` is named that has none here, and the life of Redis (`run_id`).
         """
-        got, run_id = await self._take_in_life(keys=[keys.lanes(node)], args=[limit, LANE_TTL_S, *holders])
+        names = [keys.lanes(node), keys.places(node)]
+        got, run_id = await self._take_in_life(keys=names, args=[limit, LANE_TTL_S, *holders, session])
         return int(got), _text(run_id)
 
     async def give_lanes(self, node: str, holders: Sequence[str]) -> None:
@@ -356,10 +357,7 @@ class Store:
             await self._redis.zrem(keys.lanes(node), *holders)
 
     async def take_errands(self, kind: str, node: str, limit: int, holders: Sequence[str]) -> int:
-        """Take seats for what is asked of a node beside calls, as `take_lanes`; one that is not taken anew ends soon.
-
-        Returns how many.
-        """
+        """Return how many seats were taken for what is asked of a node beside calls; they end soon, or are renewed."""
         return int(await self._take(keys=[keys.errands(node, kind)], args=[limit, ERRAND_TTL_S, *holders]))
 
     async def give_errands(self, kind: str, node: str, holders: Sequence[str]) -> None:

@@ -165,6 +165,8 @@ class PlaceWanted:
     """The principal's share of the turns, against that of others."""
     bound_to: NodeLife | None = None
     """Its directory is on this node's machine, and nowhere else; None for a session that may be on any."""
+    is_nowhere_else: bool = False
+    """No other node of that machine will do."""
 
     def suits(self, life: NodeLife) -> bool:
         """Whether a node has the labels, and the directory."""
@@ -172,7 +174,9 @@ class PlaceWanted:
 
     def is_bound_to(self, life: NodeLife) -> bool:
         """Whether the session's directory is on a node's machine."""
-        return self.bound_to is None or self.bound_to.node == life.node or self.bound_to.host == life.host
+        if self.bound_to is None or self.bound_to.node == life.node:
+            return True
+        return self.bound_to.host == life.host and not self.is_nowhere_else
 
     def rank(self, life: NodeLife, home: str | None) -> int:
         """Return how much a node is preferred: the lower the more."""

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Seat
+from coordinator.cluster.turns import PlaceWanted
 from coordinator.ending import end, set_with
 from coordinator.endpoint.reply import RawCall
 from coordinator.errors import LostSession, NoBox, RedisLost, TranscriptError
@@ -27,7 +28,7 @@ from coordinator.session.ceilings import usable_tools
 from coordinator.session.events import Event, EventSink
 from coordinator.session.plan import PlannedCall, plan
 from coordinator.session.request import SessionRequest, new_session_id
-from coordinator.session.session_events import SessionEnded, SessionStarted
+from coordinator.session.session_events import Notice, SessionEnded, SessionStarted
 from coordinator.session.step import StepRunner
 from coordinator.session.transcript import Transcript
 from tools.registry import Registry
@@ -188,6 +189,7 @@ class ServedBox:
             keys=self._keys,
             granted=self._granted,
             budgets=request.budgets,
+            regain=self._regain,
         )
         try:
             if call.refusal is not None:
@@ -240,6 +242,12 @@ class ServedBox:
             tools=request.ceiling.tools,
             attributes=request.attributes,
         )
+
+    async def _regain(self, seat: Seat, stop: asyncio.Event) -> None:
+        def tell(words: str) -> None:
+            self._emit(Notice(text=words))
+
+        await self._cluster.placement.regain(self.session_id, seat.node, PlaceWanted(), stop, tell)
 
     @property
     def _box(self) -> BoxOrder:

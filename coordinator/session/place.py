@@ -145,6 +145,10 @@ class SessionPlace:
             raise NoBox(f"the node {seat.node.node} is gone")
         return seat
 
+    async def regain(self, seat: Seat, stop: asyncio.Event) -> None:
+        """Take the place again that the session's node has given back, in its turn; or until `stop` is set."""
+        await self._cluster.placement.regain(self._session, seat.node, self._wanted(), stop, self._tell)
+
     async def _seated(self) -> Seat:
         request = self._request
         node, prepared = await self._prepared()
@@ -190,9 +194,7 @@ class SessionPlace:
             self._node = node = await self._placed()
             await self._move_to(node)
             try:
-                return node, await placement.prepare(
-                    self.box, node, lambda words: self._emit(Notice(text=words)), wants_notes=self.wants_notes
-                )
+                return node, await placement.prepare(self.box, node, self._tell, wants_notes=self.wants_notes)
             except NoBox as exc:
                 self._home = node.node
                 # One that is back by now is asked again, and not taken for one that refuses.
@@ -299,8 +301,14 @@ class SessionPlace:
                 raise LostSession(f"session {self._session} was taken over by another coordinator")
 
     async def _placed(self) -> NodeLife:
+        return await self._cluster.placement.place(self._session, self._home, self._wanted(), self._tell)
+
+    def _tell(self, words: str) -> None:
+        self._emit(Notice(text=words))
+
+    def _wanted(self) -> PlaceWanted:
         request = self._request
-        wanted = PlaceWanted(
+        return PlaceWanted(
             principal=request.principal,
             image=request.image,
             profile=request.profile,
@@ -309,11 +317,6 @@ class SessionPlace:
             weight=request.weight,
             bound_to=self._stood_on if request.workspace.mode is WorkspaceMode.BIND else None,
         )
-
-        def tell(words: str) -> None:
-            self._emit(Notice(text=words))
-
-        return await self._cluster.placement.place(self._session, self._home, wanted, tell)
 
     async def _is_lost(self, node: NodeLife) -> bool:
         """Return whether a node is lost whose session's workspace others have as well."""

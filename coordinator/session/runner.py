@@ -181,6 +181,7 @@ class SessionRunner:
             budgets=request.budgets,
             handed_on=self._handed_on,
             on_servers=None if talk.agent else self._look_at_servers,
+            regain=self._place.regain,
         )
         strict = self._model.settings.strict_tools
         return self._make_loop(

@@ -41,6 +41,8 @@ from tools.verdict import Decision, Verdict
 from worker.contract.orders import CallKey, CallOrder, CallOutcome, call_digest
 
 OnServers = Callable[[str, Seat], Awaitable[None]]
+Regain = Callable[[Seat, asyncio.Event], Awaitable[None]]
+"""Takes the place of a seat's session again, see `SessionPlace.regain`."""
 
 
 @dataclass
@@ -62,6 +64,8 @@ class StepRunner:
     budgets: Budgets = BUDGETS
     on_servers: OnServers | None = None
     """Is told after each step what the tools of the session's MCP servers hash to, by its node."""
+    regain: Regain | None = None
+    """Is asked before calls run where the session has given its place back; None leaves that to the node."""
     _servers: str = field(default="", init=False)
     repeats: Repeats = field(default_factory=Repeats)
     """What failed before."""
@@ -252,7 +256,8 @@ class StepRunner:
                 self.emit(BoxReplaced(reason=outcome.box_note))
             self.record(step, answered(call, outcome, (self.clock() - started) * 1000), answers)
 
-        await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome, self.open_calls.unwanted)
+        regain = partial(self.regain, seat) if self.regain is not None else None
+        await self.executor.run(part.travel, jobs, seat.node, cancelled, on_outcome, self.open_calls.unwanted, regain)
 
     async def _run_here(
         self,

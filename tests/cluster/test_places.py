@@ -2,17 +2,22 @@
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from coordinator.cluster.parts import Cluster
+from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.errors import NodeTrouble
+from coordinator.session.call_events import CallFinished
+from coordinator.session.session_events import Notice
 from coordinator.wiring import open_cluster
-from tests.cluster.conftest import Start, answers, leftover_containers
+from tests.cluster.conftest import Stage, Start, answers, leftover_containers
 from tests.cluster.machines import Node, Server
 from worker.contract import keys
 from worker.contract.orders import BoxOrder, NodeLife, WorkspaceMode
@@ -118,6 +123,39 @@ async def test_a_place_is_renewed_as_long_as_its_box_stands(
     assert holders(client, node) == set()
 
 
+async def test_a_session_that_was_idle_stands_in_line_for_its_place(
+    cluster: Cluster, client: redis.Redis, start: Start, project: Path, until: Until
+) -> None:
+    node, goes_on = start("idle", *OFTEN, places="1", idle_s="1"), threading.Event()
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        replies = sum(message["role"] == "assistant" for message in messages)
+        if replies == 1:
+            goes_on.wait(100)
+        return Turn(calls=(ScriptedCall("Bash", {"command": "pwd"}),)) if replies < 2 else Turn("done")
+
+    playing = asyncio.create_task(Stage(cluster, project).play(script))
+    await asyncio.to_thread(until, lambda: bool(holders(client, node)), "it has its place")
+    await asyncio.to_thread(until, lambda: not holders(client, node), "its place is given back")
+    assert (await cluster.placement.place("two")).node == node.name
+    before = asyncio.create_task(cluster.placement.place("three"))
+    await asyncio.to_thread(until, lambda: client.hlen(keys.LINE_TICKETS) == 1, "one waits")
+    goes_on.set()
+    await asyncio.to_thread(until, lambda: client.hlen(keys.LINE_TICKETS) == 2, "it waits behind that", 20.0)
+    await cluster.placement.withdraw("two", node.name, away_s=60)
+    assert (await asyncio.wait_for(before, 60)).node == node.name
+    assert not playing.done()
+    await cluster.placement.withdraw("three", node.name, away_s=60)
+
+    played = await asyncio.wait_for(playing, 60)
+    assert played.result.status == "completed"
+    first, second = [event for event in played.events if isinstance(event, CallFinished)]
+    assert (first.status, second.status) == ("success", "success")
+    notes = [event.text for event in played.events if isinstance(event, Notice)]
+    assert "Waiting for a place: number 2 of 2." in notes
+    assert "without a call" in str(played.answers()[-1]["content"])
+
+
 async def test_a_node_that_was_restarted_starts_no_box_without_a_place(
     cluster: Cluster, client: redis.Redis, start: Start, order: MakeOrder, until: Until
 ) -> None:
@@ -125,10 +163,12 @@ async def test_a_node_that_was_restarted_starts_no_box_without_a_place(
     await begin(cluster, order("one"))
     until(lambda: not holders(client, node), "its place is given back")
     assert (await cluster.placement.place("two")).node == node.name
-    node.process.terminate()
-    assert node.process.wait(60) == 0
+    # One that ends in order would take its places with it.
+    before = client.get(keys.lease(node.name))
+    node.process.kill()
+    node.process.wait(60)
     node.start()
-    until(lambda: bool(client.exists(keys.lease(node.name))), "it is back", 100.0)
+    until(lambda: client.get(keys.lease(node.name)) not in (None, before), "it is back", 100.0)
 
     (life,) = [view.life for view in await cluster.store.nodes()]
     with pytest.raises(NodeTrouble, match="every place"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.counts import Counts
-from coordinator.cluster.execute import Executor, Job, OnOutcome
+from coordinator.cluster.execute import Executor, Job, OnOutcome, Regain
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.placement import Placement
@@ -56,6 +56,7 @@ class Table(Executor):
         cancelled: asyncio.Event,
         on_outcome: OnOutcome,
         unwanted: asyncio.Event | None = None,
+        regain: Regain | None = None,
     ) -> None:
         for job in jobs:
             key = job.order.key

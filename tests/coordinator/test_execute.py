@@ -1,6 +1,7 @@
-"""Calls that wait for a lane of a node that has none free, cancelled by a person; a real Redis, and no node."""
+"""Calls that wait for a lane, or for their session's place, before they are sent; a real Redis, and no node."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from coordinator.cluster.execute import Executor
 from coordinator.cluster.settle import Settler
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
+from coordinator.ending import end
 from coordinator.session.partition import Travel
+from coordinator.wiring import open_cluster
 from tests.coordinator.test_chain_breaks import NODE, Nowhere, job
 from worker.contract import keys
 from worker.contract.orders import CallOutcome
@@ -43,3 +46,42 @@ async def test_calls_that_wait_for_a_lane_are_waited_for_no_more_once_all_are_ca
     await client.aclose()
     words = "A person cancelled this call before it ran."
     assert [(one.key.index, one.reason) for one in outcomes] == [(0, words), (1, words)]
+
+
+@pytest.mark.parametrize("travel", [Travel.GROUP, Travel.CHAIN])
+async def test_a_session_whose_place_was_given_back_has_it_again_before_its_calls_have_a_lane(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path, travel: Travel
+) -> None:
+    regained, may_go_on, jobs = [0], asyncio.Event(), [job(index, tmp_path, 1) for index in range(2)]
+
+    async def regain(stop: asyncio.Event) -> None:
+        regained[0] += 1
+        await may_go_on.wait()
+
+    async def keep(outcome: CallOutcome) -> None:
+        raise AssertionError(outcome)
+
+    async with open_cluster(redis_url, tmp_path) as cluster:
+        run = partial(cluster.executor.run, travel, jobs, NODE, asyncio.Event(), keep, None)
+        waiting = asyncio.create_task(run(regain))
+        async with asyncio.timeout(30):
+            while not regained[0]:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert not redis_client.exists(keys.lanes(NODE.node)), "whoever waits for a place holds no lane"
+        may_go_on.set()
+        await has_lanes(redis_client)
+        assert regained == [1], "one that went again is left to the node"
+        await end(waiting)
+
+        redis_client.zadd(keys.places(NODE.node), {"s": 4_000_000_000})
+        running = asyncio.create_task(run(regain))
+        await has_lanes(redis_client)
+        assert regained == [1]
+        await end(running)
+
+
+async def has_lanes(redis_client: redis.Redis) -> None:
+    async with asyncio.timeout(30):
+        while not redis_client.exists(keys.lanes(NODE.node)):
+            await asyncio.sleep(0.01)

@@ -20,12 +20,14 @@ from coordinator.cluster.turns import PlaceWanted, Turns
 from coordinator.cluster.watch import Watch
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import NoBox, NodeTrouble, NoSource
-from coordinator.session.session_events import SessionPlaced
+from coordinator.mcp.served_box import ServedBox
+from coordinator.session.approvals import Always
+from coordinator.session.session_events import Notice, SessionPlaced
 from coordinator.session.transcript import segment_path
 from coordinator.session.workspace_choice import Chosen
 from coordinator.wiring import open_cluster
 from tests.conftest import Until
-from tests.coordinator.resuming import OneNode
+from tests.coordinator.resuming import OneNode, Table
 from tests.coordinator.ten_steps import cluster, endpoint, events_of, go_on, model, play, wanted
 from worker.app import create_app
 from worker.contract import keys
@@ -171,6 +173,51 @@ async def test_a_session_brings_what_it_wrote_to_the_disk_beside_the_loop(
     result = await play(on(cluster, Failing()), model, wanted(tmp_path))
     assert result.status == "completed"
     assert len(beside) >= result.steps
+
+
+class Placeless(Table):
+    """Finds that the session has no place, whenever calls are to run."""
+
+    async def run(self, *arguments: Any) -> None:
+        *_, cancelled, _, _, regain = arguments
+        await regain(cancelled)
+        await super().run(*arguments)
+
+
+class Regaining(OneNode):
+    """Notes who takes a place again, as whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.regained: list[tuple[str, str, str, int | None]] = []
+
+    async def regain(
+        self,
+        session: str,
+        node: NodeLife,
+        wanted: PlaceWanted,
+        stop: asyncio.Event,
+        on_wait: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self.regained.append((session, node.node, wanted.principal, wanted.most))
+        on_wait("It stands in line.")
+
+
+async def test_calls_of_a_session_or_a_served_box_take_a_place_again_that_was_given_back(
+    cluster: Cluster, model: ModelClient, tmp_path: Path
+) -> None:
+    node = Regaining()
+    idle = Cluster(**{**vars(cluster), "placement": node, "executor": Placeless()})
+    result = await play(idle, model, wanted(tmp_path, principal="p", most_places=3))
+    assert result.status == "completed"
+    assert set(node.regained) == {(result.session_id, "n1", "p", 3)}
+    assert any(isinstance(one, Notice) and "in line" in one.text for one in events_of(idle, result.session_id))
+
+    node.regained.clear()
+    box = ServedBox(wanted(tmp_path), cluster=idle, approver=Always())
+    assert (await box.start("Bash", {"command": "true"}, asyncio.Event())).status == "success"
+    assert node.regained == [(box.session_id, "n1", "local", None)]
+    await box.close(why="done")
 
 
 @pytest.fixture
@@ -335,6 +382,57 @@ async def test_a_node_that_was_gone_for_too_long_is_trouble(
     redis_client.delete(keys.lease("n"))
     with pytest.raises(NodeTrouble, match="it has been gone"):
         await asyncio.wait_for(placement.prepare(box(tmp_path), node), 60)
+
+
+async def test_a_place_that_was_given_back_is_had_again_in_turn_on_its_node_alone(
+    placement: Placement, lives: Lives, redis_client: redis.Redis
+) -> None:
+    home, limited = lives("home", HOST), PlaceWanted(most=1)
+    assert (await placement.place("idle", None, limited)).node == "home"
+    redis_client.zrem(keys.places("home"), "idle")
+    assert (await placement.place("two")).node == "home"
+    stays = PlaceWanted(bound_to=home, is_nowhere_else=True)
+    before = asyncio.create_task(placement.place("three", "home", stays))
+    await waits(redis_client, 1)
+    told: list[str] = []
+    again = asyncio.create_task(placement.regain("idle", home, limited, asyncio.Event(), told.append))
+    await waits(redis_client, 2)
+    # It has room, and is on the same machine.
+    lives("near", HOST)
+    redis_client.zrem(keys.places("home"), "two")
+    assert (await asyncio.wait_for(before, 60)).node == "home"
+    await asyncio.wait({again}, timeout=0.5)
+    assert not again.done()
+    redis_client.zrem(keys.places("home"), "three")
+    await asyncio.wait_for(again, 60)
+    assert redis_client.zrange(keys.places("home"), 0, -1) == [b"idle"]
+    assert redis_client.zrange(f"{keys.PLACES_OF}local", 0, -1) == [b"idle"]
+    assert told == ["Waiting for a place: number 2 of 2."]
+
+
+async def test_a_place_is_waited_for_no_more_once_nobody_wants_it_or_its_node_is_lost(
+    placement: Placement, lives: Lives, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.cluster.placement.NODE_WAIT_S", 0.6)
+    home, stop = lives("home", HOST), asyncio.Event()
+    lives("far", OTHER)
+    redis_client.zadd(keys.places("home"), {"other": 4_000_000_000})
+    again = asyncio.create_task(placement.regain("s", home, PlaceWanted(), stop))
+    await waits(redis_client, 1)
+    stop.set()
+    await asyncio.wait_for(again, 5)
+
+    again = asyncio.create_task(placement.regain("s", home, PlaceWanted(), asyncio.Event()))
+    redis_client.delete(keys.lease("home"))
+    await asyncio.wait_for(again, 60)
+    assert redis_client.zrange(keys.places("far"), 0, -1) == []
+
+
+async def waits(redis_client: redis.Redis, tickets: int) -> None:
+    """Come back once so many sessions stand in the line."""
+    async with asyncio.timeout(30):
+        while redis_client.hlen(keys.LINE_TICKETS) != tickets:
+            await asyncio.sleep(0.01)
 
 
 async def test_what_counts_for_a_ceiling_is_kept_as_long_as_the_coordinator_lives(

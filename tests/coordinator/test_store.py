@@ -208,6 +208,7 @@ class TestLanes:
         assert await store.take_lanes("a", 3, ["x"]) == (1, life)
         assert await store.take_lanes("a", 3, ["1", "2", "3"]) == (2, life)
         assert await store.take_lanes("a", 3, ["3"]) == (0, life)
+        assert await store.take_lanes("a", 9, ["3"], "s") == (scripts.NO_PLACE, life)
 
         await store.give_lanes("a", ["1", "unknown"])
         await store.give_lanes("a", [])

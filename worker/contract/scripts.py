@@ -144,7 +144,7 @@ return 1
 
 _TAKE = """
 -- KEYS: holders. ARGV: limit, ttl_s, holder... Takes as many as fit, in order; a holder already in keeps its seat.
--- Returns how many of the holders, from the first, are in now{and_what}.
+-- Returns how many of the holders, from the first, are in now.
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 local free = tonumber(ARGV[1]) - redis.call('ZCARD', KEYS[1])
@@ -173,9 +173,16 @@ local life = {LIFE} .. '/' .. since
 """
 """Begins a script that tells the life of Redis: with the process, or emptied (FLUSHALL), it loses what was claimed."""
 
-TAKE = _TAKE.replace("{and_what}", "").replace("{result}", "got")
-TAKE_IN_LIFE = _SINCE + _TAKE.replace("{and_what}", ", and the life of Redis").replace("{result}", "{got, life}")
-"""What is dispatched next has to know that, and one question is cheaper than two."""
+NO_PLACE = -1
+"""In place of how many were taken: the session has no place on the node."""
+TAKE = _TAKE.replace("{result}", "got")
+TAKE_IN_LIFE = f"""{_SINCE}
+-- As TAKE, with one more key, the places of the node, and one more argument, the last: a session ("" for none). Takes
+-- nothing for one without a place there. Returns how many, or {NO_PLACE} for that, and the life of Redis.
+local session = table.remove(ARGV)
+if session ~= '' and not redis.call('ZSCORE', KEYS[2], session) then return {{{NO_PLACE}, life}} end
+""" + _TAKE.replace("{result}", "{got, life}")
+"""What is dispatched next has to know all that, and one question is cheaper than three."""
 
 RUN_ID = f"""{_SINCE}
 -- Returns the id of this life of Redis; the whole of INFO would be parsed by the client.
