@@ -76,11 +76,13 @@ class Reaper:
         held = Held(boxes, starting)
         removed = 0
         living = self.containers()
-        for box_id in living:
+        for box_id, state in living.items():
             if box_id in starting:
                 continue
             box = boxes.get(box_id)
-            if box is not None and box.is_alive() and not self.is_expired(self._records.load(box_id)):
+            # Of one that runs nobody is asked once more: who has no answer would take it for ended.
+            is_alive = box is not None and (state == "running" or box.is_alive())
+            if is_alive and not self.is_expired(self._records.load(box_id)):
                 continue
             if box is not None:
                 box.close()

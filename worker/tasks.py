@@ -29,6 +29,7 @@ from worker.contract.orders import (
     PREPARE_TASK,
     CallOrder,
     CopyOrder,
+    CopyOutcome,
     FinishOrder,
     FinishOutcome,
     PrepareOrder,
@@ -40,6 +41,9 @@ from worker.project_notes import project_notes
 from worker.standing import Owners, has_later_owner
 
 log = logging.getLogger(__name__)
+
+LAID_OUT = 1
+"""Generation of what lies in a fork's directory before it begins: its transcript, with the other session's lines."""
 
 
 def register(
@@ -66,7 +70,7 @@ def register(
         return finished(boxes, mcp, FinishOrder.from_text(order)).to_text()
 
     def copy(order: str) -> str:
-        return boxes.copy(CopyOrder.from_text(order)).to_text()
+        return copied(boxes, CopyOrder.from_text(order)).to_text()
 
     def cancel(state: object, call_keys: list[str]) -> dict[str, str]:
         calls.cancel(call_keys)
@@ -127,3 +131,10 @@ def finished(boxes: Boxes, mcp: Mcp, order: FinishOrder) -> FinishOutcome:
         return FinishOutcome(session=session, error="Another coordinator has the session, its box and its workspace.")
     mcp.end(session)
     return boxes.finish(order)
+
+
+def copied(boxes: Boxes, order: CopyOrder) -> CopyOutcome:
+    """Return once the fork has its copy; one that has begun is not given another, which would not be its work."""
+    if has_later_owner(Path(order.target_dir), LAID_OUT):
+        return CopyOutcome(session=order.target)
+    return boxes.copy(order)

@@ -356,6 +356,8 @@ class SessionPlace:
 
     async def _move_to(self, node: NodeLife) -> None:
         """Say that the box is there from now on; a node that had it before need not keep its place."""
+        # It may have waited long for its turn.
+        await self._demand_ours(SEAT_REDIS_S)
         store = self._cluster.store
         await self._ask(partial(store.seat_session, self._session, node.node))
         if self._home is not None and self._home != node.node:

@@ -159,6 +159,28 @@ async def test_no_place_is_taken_for_a_session_that_a_later_owner_has_ended(
     assert not redis_client.exists(keys.session(whole.session_id))
 
 
+class TakenOver(Failing):
+    """Another coordinator takes the session over while it waits for its place."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.store = cluster.store
+
+    async def place(self, session: str, home: str | None = None, *more: Any, **named: Any) -> NodeLife:
+        assert await self.store.open_session(session, 2, "the next one") == 2
+        await self.store.seat_session(session, "its node")
+        return await super().place(session, home, *more, **named)
+
+
+async def test_who_has_lost_a_session_while_it_waited_for_a_place_does_not_say_where_its_box_is(
+    cluster: Cluster, model: ModelClient, tmp_path: Path, redis_client: redis.Redis
+) -> None:
+    node = TakenOver(cluster)
+    result = await play(on(cluster, node), model, wanted(tmp_path))
+    assert ("taken over" in result.stop_reason, node.asked, node.finished) == (True, 0, []), result
+    assert redis_client.hget(keys.session(result.session_id), "node") == b"its node"
+
+
 async def test_a_session_brings_what_it_wrote_to_the_disk_beside_the_loop(
     cluster: Cluster, model: ModelClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

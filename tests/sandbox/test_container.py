@@ -164,7 +164,7 @@ def test_a_container_that_is_made_after_its_start_was_given_up_is_removed(
 def test_no_box_starts_on_a_workspace_that_a_lost_one_may_still_write(
     leaky_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, hole: Hole, docker_client: docker.APIClient
 ) -> None:
-    engine, spec = leaky_engine("left", timeout_s=3.0), make_spec()
+    engine, spec = leaky_engine("left", timeout_s=6.0), make_spec()
     lost = engine.start(spec, "s", 1)
     hole.holds = b"DELETE"
     lost.close()
@@ -179,6 +179,24 @@ def test_no_box_starts_on_a_workspace_that_a_lost_one_may_still_write(
     assert docker_client.containers(all=True, filters={"name": NAME_PREFIX + lost.box_id}) == []
     assert shell(box)("echo here").stdout.head == b"here\n"
     hole.let_through.set()
+    box.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_box_of_which_the_engine_says_nothing_is_not_swept(
+    leaky_engine: MakeEngine, make_spec: MakeSpec, shell: Shell, hole: Hole
+) -> None:
+    engine = leaky_engine("unsaid", timeout_s=6.0)
+    box = engine.start(make_spec(), "s", 1)
+    hole.loses_answers_to = rb"/containers/sandhog-\w+/json"
+    assert box._link is not None
+    box._link.close()
+    assert not box.is_alive(), "as far as the engine can be asked"
+
+    assert engine.sweep() == 0
+
+    hole.loses_answers_to = b""
+    assert shell(box)("echo here").stdout.head == b"here\n"
     box.close()
 
 

@@ -9,12 +9,13 @@ import redis
 
 from sandbox.process_engine import ProcessEngine
 from tests.worker.projects import order_for, project
+from worker.beneath import remove_tree
 from worker.boxes import Boxes
 from worker.contract import keys
-from worker.contract.orders import BoxOrder, FinishOrder, FinishOutcome, PrepareOrder, PrepareOutcome
+from worker.contract.orders import BoxOrder, CopyOrder, FinishOrder, FinishOutcome, PrepareOrder, PrepareOutcome
 from worker.mcp.entry import Mcp
 from worker.standing import Owners
-from worker.tasks import finished, prepared
+from worker.tasks import copied, finished, prepared
 
 Finish = Callable[[BoxOrder], FinishOutcome]
 Prepare = Callable[[BoxOrder], PrepareOutcome]
@@ -98,3 +99,20 @@ def test_an_earlier_owner_ends_neither_box_nor_copy_of_the_present_one(
     outcome = finish(later)
     assert (outcome.error, outcome.changed) == (None, ["new"])
     assert not box.is_alive()
+
+
+def test_a_fork_that_has_begun_gets_no_second_copy(boxes: Boxes, order: BoxOrder, tmp_path: Path) -> None:
+    boxes.box_for(order)
+    fork = order.model_copy(update={"session": "f1", "session_dir": str(tmp_path / "sessions" / "f1")})
+    copy = CopyOrder(box=order, node="n", incarnation="n-1", target="f1", target_dir=fork.session_dir)
+    begin_transcript(fork)
+    assert copied(boxes, copy).error is None
+    work = Path(fork.session_dir) / "work"
+    assert (work / "run").exists()
+
+    # It has gone on, and ended, before the same order comes once more.
+    begin_transcript(fork.model_copy(update={"generation": 2}))
+    remove_tree(work)
+    assert copied(boxes, copy).error is None
+
+    assert not work.exists()
