@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,13 +17,13 @@ from coordinator.cluster.errands import BEGIN, RESEND_S, Errands, outcome_of, wh
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.store import NodeView, Store
 from coordinator.cluster.turns import PlaceWanted, Turns
+from coordinator.cluster.unfit import directory_away, nobody, other_labels, other_tools, other_volume
 from coordinator.cluster.watch import Watch
 from coordinator.ending import end, first
 from coordinator.errors import NoBox, NodeTrouble, NoSource, RedisLost
 from worker.contract import keys
 from worker.contract.checks import Check
 from worker.contract.orders import (
-    CONTRACT_VERSION,
     BoxOrder,
     CopyOrder,
     CopyOutcome,
@@ -134,7 +134,7 @@ class Placement:
                 away = str(exc)
                 log.info("placement waits for Redis", extra={"error": away})
             if self._clock() - nobody_since > NODE_WAIT_S:
-                raise NoBox(_nobody(away, self._listed))
+                raise NoBox(nobody(away, self._listed))
             await asyncio.sleep(pause_s)
 
     async def regain(
@@ -167,16 +167,16 @@ class Placement:
         """Return the nodes that may have such a session, and what is said where there is none."""
         here = [life for life in ready if not (life.volume and self._volume) or life.volume == self._volume]
         if not here:
-            return [], _other_volume(ready)
+            return [], other_volume(ready)
         lives = [life for life in here if self._tools in ("", life.tools)]
         if not lives:
-            return [], _other_tools(here)
+            return [], other_tools(here)
         there = [life for life in lives if wanted.is_bound_to(life)]
         if not there and wanted.bound_to is not None:
             return [], directory_away(wanted.bound_to.node)
         pinned = [life for life in there if wanted.suits(life)]
         # Where nobody knows the profile, a node says so in its own words.
-        return [life for life in pinned if wanted.profile in life.profiles] or pinned, _other_labels(lives, wanted.pins)
+        return [life for life in pinned if wanted.profile in life.profiles] or pinned, other_labels(lives, wanted.pins)
 
     async def _may_leave(self, home: str) -> bool:
         """Return whether a node's box may be given up: the node is not known, has left, or was away for long enough."""
@@ -302,7 +302,7 @@ class Placement:
             if lives:
                 return next((life for life in lives if life.node == preferred), lives[0])
             await asyncio.sleep(POLL_S)
-        raise NoBox(_nobody("", self._listed))
+        raise NoBox(nobody("", self._listed))
 
     async def copy(self, box: BoxOrder, node: NodeLife, target: str, target_dir: Path) -> None:
         """Return once a node has copied a session's workspace, as it is now, into the directory of another one.
@@ -365,49 +365,6 @@ class Placement:
 def _is_at_home(view: NodeView, home: str | None) -> bool:
     """Whether it is the node with the session's box, which stays there also when the node is drained."""
     return view.life.node == home and view.is_ready
-
-
-def _nobody(away: str, nodes: list[NodeView]) -> str:
-    if away:
-        return f"Redis does not answer: {away}. Start it, or correct SANDHOG_REDIS_URL."
-    others = [f"{one.life.node}: {one.life.v}" for one in nodes if one.is_leased and one.life.v != CONTRACT_VERSION]
-    if others:
-        return (
-            f"No worker speaks version {CONTRACT_VERSION} of the contract, as this coordinator does "
-            f"({', '.join(others)}). Upgrade both to one release, the workers first."
-        )
-    return (
-        "No worker is alive that takes sessions: start one with `sandhog worker` (its log says why one that was "
-        "started is not there; `sandhog nodes` shows all)."
-    )
-
-
-def _other_labels(nodes: list[NodeLife], pins: Mapping[str, str]) -> str:
-    wanted = ", ".join(f"{name}={value}" for name, value in pins.items())
-    return (
-        f"No worker has the labels {wanted}; there are {', '.join(node.node for node in nodes)}. See `sandhog nodes`."
-    )
-
-
-def directory_away(node: str) -> str:
-    """Say that a session cannot go on without the machine of its directory."""
-    return f"the node {node} is gone, and the directory is on it. Resume the session when it is back."
-
-
-def _other_tools(nodes: list[NodeLife]) -> str:
-    named = ", ".join(f"{node.node} has {'others' if node.tools else 'none'}" for node in nodes)
-    return (
-        f"No worker has the own tools of this session ({named}). Start one with SANDHOG_TOOLS naming the same files, "
-        "with the same content, or leave the tools out."
-    )
-
-
-def _other_volume(nodes: list[NodeLife]) -> str:
-    named = ", ".join(node.node for node in nodes)
-    return (
-        f"No worker sees the volume of this coordinator ({named}: another one). Mount one volume on every machine, and "
-        "name it with SANDHOG_STATE_DIR on each."
-    )
 
 
 def _refusal(outcome: PrepareOutcome, words: str) -> NoBox:

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.batch.lines import ResultLine, Results
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.commands import SECRET, ended, leftovers, started
+from tests.cluster.commands import SECRET, ended, hung_up, leftovers, started
 from tests.conftest import Until
 from tests.receiving import receiving
 
@@ -176,6 +176,36 @@ def test_an_interrupted_batch_ends_in_order_and_goes_on_where_it_was(
     assert leftovers(state_dir) == []
 
 
+@pytest.mark.parametrize("how", ["its terminal is closed", "it is killed"])
+def test_a_batch_that_lost_its_terminal_or_its_life_leaves_no_box_and_goes_on(
+    state_dir: Path, tmp_path: Path, until: Until, how: str
+) -> None:
+    rows = [{"id": "quick", "prompt": "go"}, *({"id": f"t{number}", "prompt": "slow"} for number in range(2))]
+    tasks, out = written(tmp_path / "tasks.jsonl", *rows), tmp_path / "out"
+    arguments = ("--out", str(out), "-j", "2")
+    with ScriptedEndpoint(model) as endpoint:
+
+        def is_under_way() -> bool:
+            return len(lines(out)) == 1 and len(endpoint.requests) >= 4
+
+        if how == "it is killed":
+            with batch(endpoint, state_dir, tasks, *arguments) as process:
+                until(is_under_way, "two tasks run", END_S)
+                process.kill()
+        else:
+            assert hung_up(endpoint, state_dir, is_under_way, "batch", str(tasks), *arguments) == 130
+        assert leftovers(state_dir) == []
+        first = lines(out)
+        assert [line["id"] for line in first] == ["quick"]
+        written(tasks, *({**row, "prompt": "go"} for row in rows))
+        with batch(endpoint, state_dir, tasks, *arguments) as process:
+            _, err = process.communicate(timeout=END_S)
+        assert process.returncode == 0, err
+    assert lines(out)[:1] == first
+    assert sorted(line["id"] for line in lines(out)) == ["quick", "t0", "t1"]
+    assert leftovers(state_dir) == []
+
+
 def test_a_run_is_forked_while_it_runs(state_dir: Path, tmp_path: Path, until: Until) -> None:
     tasks, out = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "go"}), tmp_path / "out"
     asks_again, is_forked = threading.Event(), threading.Event()
@@ -241,19 +271,6 @@ def test_more_samples_than_are_asked_for_now_are_no_fault(state_dir: Path, tmp_p
     assert process.returncode == 0, out + err
 
 
-def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path) -> None:
-    tasks = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x", "worksapce": "."}, {"id": "b"})
-    with ScriptedEndpoint(model) as endpoint:
-        with batch(endpoint, state_dir, tasks, "--out", str(tmp_path / "out")) as process:
-            out, err = process.communicate(timeout=END_S)
-        assert process.returncode == 2
-        assert out == ""
-        assert "line 1: worksapce" in err
-        assert "line 2: prompt: it is missing" in err
-        assert not endpoint.requests
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_failed_stays_where_its_task_is_not_asked_for(state_dir: Path, tmp_path: Path) -> None:
     tasks, out = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x"}), tmp_path / "out"
     with Results(out) as results:
@@ -267,3 +284,16 @@ def test_what_failed_stays_where_its_task_is_not_asked_for(state_dir: Path, tmp_
     assert process.returncode == 0, err
     assert "0 finished runs are run again" in err
     assert lines(out) == before
+
+
+def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path) -> None:
+    tasks = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x", "worksapce": "."}, {"id": "b"})
+    with ScriptedEndpoint(model) as endpoint:
+        with batch(endpoint, state_dir, tasks, "--out", str(tmp_path / "out")) as process:
+            out, err = process.communicate(timeout=END_S)
+        assert process.returncode == 2
+        assert out == ""
+        assert "line 1: worksapce" in err
+        assert "line 2: prompt: it is missing" in err
+        assert not endpoint.requests
+    assert not (tmp_path / "out").exists()
