@@ -20,7 +20,7 @@ from coordinator.cluster.seat import Seat
 from coordinator.cluster.turns import PlaceWanted
 from coordinator.ending import first
 from coordinator.errors import LostSession, NoBox, NodeTrouble, RedisLost
-from coordinator.session.box_order import box_order
+from coordinator.session.box_order import box_order, place_wanted
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending
 from coordinator.session.reading import is_last_owner
@@ -307,16 +307,7 @@ class SessionPlace:
         self._emit(Notice(text=words))
 
     def _wanted(self) -> PlaceWanted:
-        request = self._request
-        return PlaceWanted(
-            principal=request.principal,
-            image=request.image,
-            profile=request.profile,
-            pins=dict(request.pins),
-            most=request.most_places,
-            weight=request.weight,
-            bound_to=self._stood_on if request.workspace.mode is WorkspaceMode.BIND else None,
-        )
+        return place_wanted(self._request, self._stood_on)
 
     async def _is_lost(self, node: NodeLife) -> bool:
         """Return whether a node is lost whose session's workspace others have as well."""
