@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -22,11 +22,13 @@ class Hearing:
     Args:
         wishes: Where they are taken from.
         grant: Grants or refuses one; does not raise for what was wanted.
+        is_coming: Whether a session is ours and does not run here yet: its wishes wait until it is looked again.
     """
 
-    def __init__(self, wishes: Wishes, grant: Grant) -> None:
+    def __init__(self, wishes: Wishes, grant: Grant, is_coming: Callable[[str], Awaitable[bool]] | None = None) -> None:
         self._wishes = wishes
         self._grant = grant
+        self._is_coming = is_coming
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -42,6 +44,8 @@ class Hearing:
 
     async def _look(self, session: str) -> None:
         try:
+            if self._is_coming is not None and await self._is_coming(session):
+                return
             # All of them before the first is told of: nothing that comes later may be heard in between.
             granted = [(wish, self._grant(session, wish)) for wish in await self._wishes.take(session)]
         except (RedisError, OSError) as exc:

@@ -79,7 +79,9 @@ class Floor:
         self._held: dict[str, Held] = {}
         self.quotas = Quotas(cluster.counts, self._unended)
         self._hearing = Hearing(
-            cluster.wishes, lambda session, wish: grant(session, wish, self.held(session), self.cancel)
+            cluster.wishes,
+            lambda session, wish: grant(session, wish, self.held(session), self.cancel),
+            self._is_coming,
         )
         self._takeover = TakeoverWatch(cluster, self._adopt, lambda: 0 if self.is_draining else self.line.room)
 
@@ -275,6 +277,15 @@ class Floor:
             entry.wake()
             self._on_end(entry)
             self._start_next()
+
+    async def _is_coming(self, session_id: str) -> bool:
+        """Return whether a session was adopted and is not held yet: `_start` looks at what is wanted of it."""
+        if session_id in self._held:
+            return False
+        if await self._cluster.store.owner_of(session_id) != self._cluster.ownership.coordinator:
+            return False
+        entry = await asyncio.to_thread(self._index.get, session_id)
+        return session_id not in self._held and entry is not None and not entry.facts.has_ended
 
     async def _adopt(self, adopted: Adopted) -> None:
         """Run a session that was adopted from a coordinator that died.

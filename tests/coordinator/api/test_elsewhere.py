@@ -127,6 +127,25 @@ async def test_what_is_wanted_of_a_session_whose_owner_died_is_done_by_the_next_
     assert (await theirs.ended(there, session_id))["status"] == "completed"
 
 
+async def test_what_is_wanted_of_a_session_that_was_just_adopted_waits_until_it_runs(
+    serve: Serves, redis_client: redis.Redis
+) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    there = theirs.client()
+    session_id = await made(ours.client(), **prompt("one", stay_open=True))
+    await becomes(there, session_id, lambda shown: shown["status"] == "idle")
+    await dies(ours, session_id, redis_client)
+    # As the takeover does, which then reads the transcript before the session is held.
+    cluster = theirs.sessions.cluster
+    owner, own = (served.sessions.cluster.ownership.coordinator for served in (ours, theirs))
+    assert await cluster.store.adopt_session(session_id, owner, own, 2) == 2
+    said = await there.post(f"/v1/sessions/{session_id}/message", json={"text": "two"})
+    assert said.status_code == 202, said.text
+    assert (await there.post(f"/v1/sessions/{session_id}/finish")).status_code == 202
+    shown = await theirs.ended(there, session_id)
+    assert (shown["status"], shown["text"].endswith("two")) == ("completed", True), shown
+
+
 async def test_a_place_in_the_clusters_line_is_shown_by_every_server(serve: Serves, redis_client: redis.Redis) -> None:
     life = NodeLife(node="n", incarnation="n-1", places=1, lanes=1)
     redis_client.sadd(keys.NODES, life.node)
