@@ -99,6 +99,8 @@ def create_app(redis_url: str) -> Celery:
             # Longer than the one second that BRPOP blocks: a Redis that went away without a word holds up nobody.
             "socket_timeout": SILENT_S,
             "socket_connect_timeout": SILENT_S,
+            # No such limit ends the wait of a node's reader: it is looked so often whether an answer is overdue.
+            "health_check_interval": SILENT_S,
         },
         redis_socket_timeout=SILENT_S,
         redis_socket_connect_timeout=SILENT_S,

@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.cluster.machines import Server
 from tests.cluster.one_sided import OneSided
 from tests.conftest import Until
 
-pytestmark = [pytest.mark.long, pytest.mark.docker]
+pytestmark = pytest.mark.docker
 
 WAIT_S = 100.0
 IMPATIENT = """
@@ -186,3 +187,44 @@ async def test_a_node_that_redis_hears_but_that_hears_nothing_doubles_no_call(
         assert second["status"] == "success" or "did not run" in second["error"]["message"].lower(), second
         node.process.terminate()
         assert await asyncio.to_thread(node.process.wait, WAIT_S) == 0, node.log()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("part", ["node", "coordinator"])
+async def test_a_way_to_redis_that_loses_one_direction_and_then_the_other_doubles_no_call_and_loses_none(
+    server: Server, state_dir: Path, project: Path, start: Start, part: str
+) -> None:
+    """First what Redis answers is lost, then what it is told; as a network does it, it ends with the connections.
+
+    A node loses them when a call is on its way, a coordinator while it runs.
+    """
+    way = OneSided(server.directory / "s")
+
+    def heal() -> None:
+        way.hang_up()
+        way.is_cut = way.is_mute = False
+
+    def cut(direction: str) -> None:
+        setattr(way, direction, True)
+        asyncio.get_running_loop().call_later(4.0, heal)
+
+    async def cut_when_begun(word: str, direction: str) -> None:
+        await once(project / f"begun-{word}")
+        cut(direction)
+
+    cuts = {2: "is_cut", 4: "is_mute"}
+    is_node = part == "node"
+    sinks = [when_replied(step, partial(cut, lost)) for step, lost in cuts.items() if is_node]
+    tasks = [asyncio.create_task(cut_when_begun("abcde"[step - 1], lost)) for step, lost in cuts.items() if not is_node]
+    turns = [bash(f"echo {word} >> log; touch begun-{word}; sleep 1; echo said {word}") for word in "abcde"]
+    async with way.open() as url:
+        await asyncio.to_thread(start, "n", redis_url=url if is_node else server.url)
+        async with open_cluster(server.url if is_node else url, state_dir) as cluster:
+            playing = Stage(cluster, project).play([*turns, Turn("done")], sinks=tuple(sinks))
+            played = await asyncio.wait_for(playing, WAIT_S)
+        await asyncio.gather(*tasks)
+
+    assert played.result.status == "completed", played.result
+    found = contents(played)
+    assert [content["text"].strip() for content in found] == [f"said {word}" for word in "abcde"], found
+    assert (project / "log").read_text().split() == list("abcde")
