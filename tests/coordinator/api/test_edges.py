@@ -112,6 +112,10 @@ MEANINGLESS = [
 ]
 
 
+async def test_a_probe_may_add_what_it_likes(served: Served) -> None:
+    assert (await served.client().get("/healthz?cache=1&cache=2")).status_code == 200
+
+
 async def test_a_query_that_means_nothing_is_refused(served: Served) -> None:
     client = served.client()
     made = (await client.post("/v1/sessions", json=prompt())).json()["session_id"]
