@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,6 +144,7 @@ class Results:
         """
         self.directory = directory
         self.path = directory / RESULTS
+        self._writing = threading.Lock()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -196,7 +198,9 @@ class Results:
             ConfigError: a line is not one of ours.
         """
         paths = (self.path, self.directory / RETRIED)
-        return sum(line.cost or 0.0 for path in paths for line in read_lines(path))
+        # A batch that was killed while it set lines aside has some of them in both.
+        known = {line.model_dump_json(): line.cost or 0.0 for path in paths for line in read_lines(path)}
+        return sum(known.values())
 
     def set_aside(self, wanted: Callable[[ResultLine], bool]) -> int:
         """Move lines out of the results, so that their tasks are run again; return how many.
@@ -226,17 +230,18 @@ class Results:
             raise TranscriptError(f"{self.path} cannot be written: {exc.strerror}.") from exc
         return moved
 
-    @staticmethod
-    def _append(descriptor: int, path: Path, content: bytes) -> None:
-        before = os.fstat(descriptor).st_size
-        try:
-            written = os.write(descriptor, content)
-            if written < len(content):
-                os.ftruncate(descriptor, before)
-                raise TranscriptError(f"{path} cannot be written: its disk is full.")
-            os.fsync(descriptor)
-        except OSError as exc:
-            raise TranscriptError(f"{path} cannot be written: {exc.strerror}.") from exc
+    def _append(self, descriptor: int, path: Path, content: bytes) -> None:
+        # One at a time: what is cut off again must not be another one's line.
+        with self._writing:
+            before = os.fstat(descriptor).st_size
+            try:
+                written = os.write(descriptor, content)
+                if written < len(content):
+                    os.ftruncate(descriptor, before)
+                    raise TranscriptError(f"{path} cannot be written: its disk is full.")
+                os.fsync(descriptor)
+            except OSError as exc:
+                raise TranscriptError(f"{path} cannot be written: {exc.strerror}.") from exc
 
 
 def _mend(path: Path) -> None:

@@ -6,6 +6,8 @@ file → **tasks** → run. A row is read again when its turn comes, so that ten
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ class Entry:
     samples: int
     is_instance: bool
     """A row of the SWE-bench kind."""
+    digest: bytes = b""
+    """Of the line."""
 
 
 @dataclass(frozen=True)
@@ -114,19 +118,15 @@ class TaskFile:
                 line = file.read(entry.size_bytes)
         except OSError as exc:
             raise ConfigError(f"{self.path} cannot be read any more: {exc.strerror}.") from exc
-        changed = f"{self.path} was changed while it was worked on: line {entry.line} is another one."
-        try:
-            row = self._row(line)
-        except ConfigError as exc:
-            raise ConfigError(changed) from exc
-        if row.id != entry.id:
-            raise ConfigError(changed)
-        return row
+        if _digest(line) != entry.digest:
+            raise ConfigError(f"{self.path} was changed while it was worked on: line {entry.line} is another one.")
+        return self._row(line)
 
     def _entry(self, number: int, offset: int, line: bytes, samples: int, look: Callable[[TaskRow], object]) -> Entry:
         row = self._row(line)
         look(row)
-        return Entry(row.id, number, offset, len(line), row.samples or samples, is_instance(_fields(line)))
+        has_columns = is_instance(_fields(line))
+        return Entry(row.id, number, offset, len(line), row.samples or samples, has_columns, _digest(line))
 
     def _row(self, line: bytes) -> TaskRow:
         fields = _fields(line)
@@ -151,14 +151,37 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             offset += len(line)
 
 
+def _digest(line: bytes) -> bytes:
+    return blake2b(line, digest_size=16).digest()
+
+
 def _fields(line: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(line.decode("utf-8-sig"))
+        fields = json.loads(
+            line.decode("utf-8-sig"), object_pairs_hook=_unlike, parse_float=_finite, parse_constant=_finite
+        )
     except (ValueError, RecursionError) as exc:
         raise ConfigError(f"it is not JSON: {exc}") from exc
     if not isinstance(fields, dict):
         raise ConfigError("it is JSON, but not an object")
     return fields
+
+
+def _unlike(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object's fields; which of two of one name is meant, nobody knows."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"{ascii(twice)[1:-1]}: it stands there twice")
+    return fields
+
+
+def _finite(text: str) -> float:
+    """Return a number; Python's own NaN and Infinity are none in JSON, and no limit."""
+    if not isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number")
+    return number
 
 
 def _check_texts(fields: dict[str, Any]) -> None:

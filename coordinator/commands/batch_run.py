@@ -134,7 +134,9 @@ def _left(given: Given, results: Results) -> _Left:
     """Return the runs that are not finished, those that are to be run again set aside."""
     retry = given.retry
     if retry is not None:
-        moved = results.set_aside(lambda line: line.is_to_retry(retry))
+        # Lines of tasks that are not in the file now stay: nothing would be run in their place.
+        asked = {(turn.entry.id, turn.sample) for turn in given.tasks.turns()}
+        moved = results.set_aside(lambda line: (line.id, line.sample) in asked and line.is_to_retry(retry))
         _say(f"{moved} finished runs are run again.")
     finished = {(line.id, line.sample) for line in read_lines(results.path)}
     turns = [turn for turn in given.tasks.turns() if (turn.entry.id, turn.sample) not in finished]

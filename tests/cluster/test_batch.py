@@ -235,6 +235,21 @@ def test_more_samples_than_are_asked_for_now_are_no_fault(state_dir: Path, tmp_p
     assert process.returncode == 0, out + err
 
 
+def test_what_failed_stays_where_its_task_is_not_asked_for(state_dir: Path, tmp_path: Path) -> None:
+    tasks, out = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x"}), tmp_path / "out"
+    with Results(out) as results:
+        results.append(ResultLine(id="a", status="completed", stop_reason="done"))
+        results.append(ResultLine(id="another", status="failed", stop_reason="empty reply"))
+        results.append(ResultLine(id="a", sample=2, status="stopped", stop_reason="max_steps"))
+    before = lines(out)
+    arguments = ("--out", str(out), "--retry", "failed")
+    with ScriptedEndpoint(model) as endpoint, batch(endpoint, state_dir, tasks, *arguments) as process:
+        _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 0, err
+    assert "0 finished runs are run again" in err
+    assert lines(out) == before
+
+
 def test_bad_tasks_run_nothing_and_are_all_named(state_dir: Path, tmp_path: Path) -> None:
     tasks = written(tmp_path / "tasks.jsonl", {"id": "a", "prompt": "x", "worksapce": "."}, {"id": "b"})
     with ScriptedEndpoint(model) as endpoint:

@@ -1,6 +1,8 @@
 """Results: each line whole or not there, one process a directory, and what is counted over them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,48 @@ def test_what_is_set_aside_was_paid_for_all_the_same(tmp_path: Path) -> None:
     with Results(tmp_path) as results:
         results.append_aside(line("broken off", cost=0.125))
         assert results.spent_usd() == pytest.approx(0.875)
+
+
+def test_what_was_being_set_aside_when_the_batch_was_killed_was_paid_for_once(tmp_path: Path) -> None:
+    with Results(tmp_path) as results:
+        results.append(line("bad", cost=0.25, status="failed"))
+        before = results.path.read_bytes()
+        results.set_aside(lambda one: True)
+    (tmp_path / RESULTS).write_bytes(before)
+    with Results(tmp_path) as results:
+        assert results.spent_usd() == pytest.approx(0.25)
+
+
+FILL = """
+import resource, sys, threading
+from pathlib import Path
+from coordinator.batch.lines import ResultLine, Results
+from coordinator.errors import TranscriptError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+kept = []
+with Results(Path(sys.argv[1])) as results:
+    def fill(number):
+        try:
+            for count in range(1_000):
+                name = f"{number}-{count}"
+                text = "x" * (50 + 1500 * number)
+                results.append(ResultLine(id=name, status="completed", stop_reason="done", text=text))
+                kept.append(name)
+        except TranscriptError:
+            pass
+    threads = [threading.Thread(target=fill, args=(number,)) for number in range(12)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+print(*kept)
+"""
+
+
+def test_a_line_that_finds_no_room_takes_no_other_one_with_it(tmp_path: Path) -> None:
+    for attempt in range(3):
+        out = tmp_path / str(attempt)
+        done = subprocess.run([sys.executable, "-c", FILL, str(out)], stdout=subprocess.PIPE, check=True, text=True)
+        assert sorted(one.id for one in read_lines(out / RESULTS)) == sorted(done.stdout.split())
 
 
 def test_a_strange_line_is_told(tmp_path: Path) -> None:

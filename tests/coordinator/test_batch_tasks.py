@@ -115,12 +115,37 @@ def test_a_pipe_is_refused_before_anything_is_read() -> None:
         assert reading.read() != b""
 
 
-def test_a_file_that_changes_under_a_batch_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [{"id": "b", "prompt": "one"}, {"id": "a", "prompt": "two"}])
+def test_a_file_that_changes_under_a_batch_is_noticed(tmp_path: Path, other: dict[str, str]) -> None:
     path = written(tmp_path, {"id": "a", "prompt": "one"})
     tasks = opened(path)
-    written(tmp_path, {"id": "b", "prompt": "one"})
+    written(tmp_path, other)
     with pytest.raises(ConfigError, match="was changed"):
         tasks.row(tasks.entries[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"id": "a", "prompt": "x", "id": "b"}', "line 1: id: it stands there twice"),
+        ('{"id": "a", "prompt": "x", "meta": {"k": {"n": 1, "n": 2}}}', "line 1: n: it stands there twice"),
+        ('{"id": "a", "prompt": "x", "timeout": Infinity}', "line 1: it is not JSON: Infinity is no number"),
+        ('{"id": "a", "prompt": "x", "params": {"temperature": NaN}}', "line 1: it is not JSON: NaN is no number"),
+        ('{"id": "a", "prompt": "x", "limits": {"cost_usd": 1e999}}', "line 1: it is not JSON: 1e999 is no number"),
+    ],
+)
+def test_what_json_leaves_open_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        opened(written(tmp_path, line))
+
+
+def test_ids_that_look_alike_are_tasks_of_their_own_with_directories_of_their_own(tmp_path: Path) -> None:
+    ids = ["caf\u00e9", "cafe\u0301", "..", ".", "a/b", "a\\b", "a", " a", "a\n", "\u0430", "a" * 500]
+    tasks = opened(written(tmp_path, *({"id": name, "prompt": "x"} for name in ids)))
+    assert [entry.id for entry in tasks.entries] == ids
+    assert len({turn.directory.casefold() for turn in tasks.turns()}) == len(ids)
+    with pytest.raises(ConfigError, match="line 2: the id 'LEAP' is that of line 1 too, but for upper and lower case"):
+        opened(written(tmp_path, {"id": "Leap", "prompt": "x"}, {"id": "LEAP", "prompt": "x"}))
 
 
 def test_a_row_of_a_data_set_becomes_a_task_without_its_solution(tmp_path: Path) -> None:
