@@ -39,6 +39,12 @@ _SETTINGS = {
 }
 
 
+AS_COMMITTED = "* -text -ident -filter !working-tree-encoding\n"
+"""Beats whatever a commit's own `.gitattributes` say. Files are as the commit has them, to the byte: what is compared
+with them is then a patch that `git apply` takes in any clone, which converts its own files back before it looks.
+
+Source: gitattributes(5); `working-tree-encoding` can only be unspecified, git takes no other word against it.
+"""
 TOO_LARGE = "(SANDHOG_SOURCE_MIB)"
 _OWN_FAULT = re.compile(
     r"repository .*not found|find remote ref|not our ref|unadvertised object|expected commit type|single revision"
@@ -104,6 +110,9 @@ def fetch(job: GitJob, tree: Path) -> Said:
     """
     git = _Git(tree, _environment(job, tree.parent), _secrets(job))
     git("init", "-q", "--template=", ".")
+    (tree / ".git" / "info").mkdir(exist_ok=True)
+    # It stays: git in the box must not take for changed what was never converted.
+    (tree / ".git" / "info" / "attributes").write_text(AS_COMMITTED)
     _fetch(git, job)
     commit = git("rev-parse", "--verify", "--end-of-options", "FETCH_HEAD^{commit}").strip()
     submodules = _look(git, commit, job.bounds)

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import Until
+from worker.changes import changes_between
 from worker.contract.orders import BoxOrder, WorkspaceMode
 from worker.contract.sources import ARCHIVE_FILE, ArchiveSource, EmptySource, GitSource, ImageSource, LocalSource
 from worker.errors import SourceUnfit, WorkspaceRefused
+from worker.patch import render
 from worker.sources.held import Sources, SourceSettings
 from worker.sources.jobs import Bounds
 from worker.sources.remotes import Remotes, hosts_of
@@ -134,6 +136,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForgeServer]:
         (work / "link").symlink_to("/etc/passwd")
         git(work, "add", ".")
         git(work, "commit", "-qm", "first")
+    _make_converted(base / "converted")
     whole = base / "whole"
     git(whole, "tag", "v1")
     (whole / "a.txt").write_text("second\n")
@@ -142,7 +145,7 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForgeServer]:
     git(whole, "add", ".")
     git(whole, "commit", "-qm", "second")
     git(whole, "branch", "feature/x")
-    for name in ("part", "whole"):
+    for name in ("part", "whole", "converted"):
         git(base, "clone", "-q", "--bare", name, f"org/{name}.git")
     server = ForgeServer(base, certificate)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -152,6 +155,26 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForgeServer]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+CONVERTED = {
+    "a.id": "above\n$Id$\nbelow\n",
+    "a.bat": "@echo off\ngoto end\n:end\n",
+    "a.u16": "grüße\nand more\n",
+}
+"""Files that git keeps otherwise than it checks them out, as it keeps them."""
+ENCODINGS = {"a.u16": "UTF-16LE"}
+
+
+def _make_converted(work: Path) -> None:
+    work.mkdir()
+    git(work, "init", "-q", "-b", "main")
+    attributes = "*.id ident\n*.bat text eol=crlf\n*.u16 text eol=lf working-tree-encoding=UTF-16LE\n"
+    (work / ".gitattributes").write_text(f"{attributes}*.id filter=evil\n")
+    for name, text in CONVERTED.items():
+        (work / name).write_text(text, encoding=ENCODINGS.get(name, "utf-8"))
+    git(work, "add", ".")
+    git(work, "commit", "-qm", "first")
 
 
 @pytest.fixture
@@ -237,6 +260,34 @@ def test_submodules_are_fetched_when_asked_for_by_the_same_rules(
         part = Path(held.workspace) / "deps" / "part"
         assert (part / "a.txt").read_text() == "part\n"
         assert not (part / ".git").exists()
+
+
+def test_files_are_as_the_commit_has_them_and_the_patch_fits_a_clone_that_converts_them(
+    forge: ForgeServer, make: Callable[..., Sources], tmp_path: Path
+) -> None:
+    source = GitSource(url=f"{forge.url}/org/converted.git", credential="forge")
+    base, work, clone = (tmp_path / name for name in ("base", "copy", "clone"))
+    with make().held(order(tmp_path, source)) as held:
+        shutil.copytree(held.workspace, base)
+    assert {name: (base / name).read_bytes() for name in CONVERTED} == {
+        name: text.encode() for name, text in CONVERTED.items()
+    }
+    safe = ["-c", f"safe.directory={base}"]
+    for path in base.rglob("*"):
+        path.touch()
+    assert git(base, *safe, "status", "--porcelain") == "", "git in the box takes nothing for changed"
+    shutil.copytree(base, work)
+    for name, text in CONVERTED.items():
+        (work / name).write_text(f"{text}added ü\n")
+    patch = render(changes_between(base, work), base, work)
+
+    git(tmp_path, "clone", "-q", str(forge.root / "org" / "converted.git"), "clone")
+    assert b"\r\n" in (clone / "a.bat").read_bytes(), "a clone converts them"
+    subprocess.run(["git", "apply", "--index", "-"], cwd=clone, input=patch, check=True)
+
+    for name, text in CONVERTED.items():
+        assert git(clone, "show", f":{name}") == f"{text}added ü".strip()
+    assert (clone / "a.u16").read_bytes().endswith("added ü\n".encode("utf-16-le"))
 
 
 @pytest.mark.parametrize(
