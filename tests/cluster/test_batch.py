@@ -72,7 +72,12 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
         {"id": "odd/../id", "prompt": "go", "samples": 2, "check": {"command": "cat a.txt; exit 3", "fresh": True}},
         {"id": "loops", "prompt": "loop", "limits": {"steps": 2}, "meta": {"mine": [1]}},
         {"id": "packed", "prompt": "go", "workspace": "work.tar.gz", "check": "cat inner/b.txt"},
-        {"id": "imaged", "prompt": "go", "workspace": "image:/etc/apt", "check": "test -d apt.conf.d"},
+        {
+            "id": "imaged",
+            "prompt": "go",
+            "workspace": "image:/etc/alternatives",
+            "check": "readlink awk; test ! -e /a.txt",
+        },
         {"id": "quiet", "prompt": "answer", "workspace": "project", "check": "cat a.txt"},
         {"id": "no-box", "prompt": "go", "profile": "none-such"},
         {
@@ -110,6 +115,7 @@ def test_tasks_of_every_kind_come_to_a_line_a_patch_and_a_verdict(
     assert (out / "passes" / "patch.diff").exists()
     assert found["quiet", 1]["check"]["passed"], "also of a session that was over before it had a box"
     assert found["packed", 1]["check"]["output"] == "gamma\n"
+    assert found["imaged", 1]["check"]["output"].startswith("/usr/bin/"), "an image's links lead where they did"
     assert found["org__repo-1", 1]["check"]["output"] == "1\nfirst\nwritten\n"
     for sample in (1, 2):
         line = found["odd/../id", sample]

@@ -51,7 +51,7 @@ def _done(job: GitJob | UnpackJob) -> Said:
     tree.mkdir()
     if isinstance(job, GitJob):
         return fetch(job, tree)
-    unpack(job.descriptor, tree, job.bounds)
+    unpack(job.descriptor, tree, job.bounds, keeps_links=job.keeps_links)
     return Said()
 
 

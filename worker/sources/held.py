@@ -174,7 +174,7 @@ class Sources:
             raise WorkspaceRefused(f"{source.path} lies below none of this node's SANDHOG_WORKSPACE_ROOTS.")
         return path
 
-    def _unpacked(self, order: BoxOrder, archive: Path, name: str, scratch: Path) -> Path:
+    def _unpacked(self, order: BoxOrder, archive: Path, name: str, scratch: Path, *, keeps_links: bool = False) -> Path:
         try:
             descriptor = os.open(archive, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as exc:
@@ -187,6 +187,7 @@ class Sources:
                 bounds=self._settings.bounds,
                 has_own_user=os.geteuid() == 0,
                 descriptor=descriptor,
+                keeps_links=keeps_links,
             )
             said = run_confined(job, passed_fds=[descriptor], check=self._check(order.session))
         finally:
@@ -207,7 +208,8 @@ class Sources:
             raise WorkspaceRefused(f"{source.shown} cannot be copied out: {exc.strerror}.") from exc
         except ImageFilesMissing as exc:
             raise SourceUnfit(str(exc)) from exc
-        tree = self._unpacked(order, archive, source.shown, _made(scratch / "unpacked"))
+        unpacked = _made(scratch / "unpacked")
+        tree = self._unpacked(order, archive, source.shown, unpacked, keeps_links=True)
         archive.unlink()
         # The engine names everything below the directory's own name.
         inner = tree / parts[-1] if parts[-1] else tree / parts[-2]

@@ -59,6 +59,8 @@ class UnpackJob(_Job):
     kind: Literal["unpack"] = "unpack"
     descriptor: int
     """The archive, open for reading."""
+    keeps_links: bool = False
+    """Links that lead out of it are taken as they are, to nothing but words; else they refuse the whole."""
 
 
 Job = Annotated[GitJob | UnpackJob, Field(discriminator="kind")]

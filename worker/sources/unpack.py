@@ -1,7 +1,8 @@
 """Unpacks an archive that nobody vouches for: one entry at a time, below one directory, through no link.
 
 Runs in a confined child. Whatever would leave the directory, or is neither file, directory nor link, refuses the whole
-archive by name: a half-understood archive is not the workspace that its owner meant.
+archive by name: a half-understood archive is not the workspace that its owner meant. Only in the files of an image do
+links that lead elsewhere belong to it: they mean the image's own files, which the box has.
 """
 
 import bz2
@@ -39,6 +40,7 @@ class _Tree:
 
     root: int
     bounds: Bounds
+    keeps_links: bool = False
     entries: int = 0
     total_bytes: int = 0
     _parent: tuple[str, int] | None = field(default=None, init=False)
@@ -54,9 +56,9 @@ class _Tree:
         self._open(path)
 
     def link(self, path: str, target: str) -> None:
-        """Make a symbolic link that stays inside."""
+        """Make a symbolic link that stays inside, or any where links are kept."""
         self._count(path)
-        if len(os.fsencode(target)) > MAX_LINK_BYTES or not _stays_inside(path, target):
+        if len(os.fsencode(target)) > MAX_LINK_BYTES or not (self.keeps_links or _stays_inside(path, target)):
             raise ArchiveRefused(f"its link {_shown(path)} leads to {_shown(target)}, out of the archive")
         parent, name = self._place(path)
         os.symlink(target, name, dir_fd=parent)
@@ -139,19 +141,20 @@ class _Counted:
         return piece
 
 
-def unpack(descriptor: int, root: Path, bounds: Bounds) -> None:
+def unpack(descriptor: int, root: Path, bounds: Bounds, *, keeps_links: bool = False) -> None:
     """Unpack an archive into an empty directory.
 
     Args:
         descriptor: The archive; any of tar, with gzip, bzip2 or xz, and zip, told by content.
         root: Where.
         bounds: What it may be.
+        keeps_links: Take links that lead out of it as they are; nothing is ever reached through them.
 
     Raises:
         ArchiveRefused: it is none of these, is broken, too large, or would leave the directory.
         OSError: the disk is full.
     """
-    tree = _Tree(os.open(root, OPEN_DIRECTORY), bounds)
+    tree = _Tree(os.open(root, OPEN_DIRECTORY), bounds, keeps_links)
     try:
         with os.fdopen(os.dup(descriptor), "rb") as archive:
             beginning = archive.read(8)

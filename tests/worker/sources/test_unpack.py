@@ -49,14 +49,14 @@ def zip_entry(name: str, mode: int) -> zipfile.ZipInfo:
 
 
 @pytest.fixture
-def into(tmp_path: Path) -> Callable[[bytes], Path]:
-    def unpacked(content: bytes, bounds: Bounds = BOUNDS) -> Path:
+def into(tmp_path: Path) -> Callable[..., Path]:
+    def unpacked(content: bytes, bounds: Bounds = BOUNDS, **how: bool) -> Path:
         root = tmp_path / "inner" / "tree"
         root.mkdir(parents=True, exist_ok=True)
         (tmp_path / "archive").write_bytes(content)
         descriptor = os.open(tmp_path / "archive", os.O_RDONLY)
         try:
-            unpack(descriptor, root, bounds)
+            unpack(descriptor, root, bounds, **how)
         finally:
             os.close(descriptor)
         return root
@@ -139,6 +139,21 @@ def test_what_would_leave_the_directory_or_is_no_archive_is_refused(
     assert [path.name for path in (tmp_path / "inner").iterdir()] == ["tree"]
 
 
+def test_links_of_an_image_are_words_and_nothing_is_reached_through_them(
+    into: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    links = {"python": "/usr/bin/python3", "d/up": "../../../out", "here": str(out), "gone": "no/such"}
+    entries = [member(name, tarfile.SYMTYPE, target) for name, target in links.items()]
+    root = into(tar(member("d", tarfile.DIRTYPE), *entries), keeps_links=True)
+    assert {name: os.fspath((root / name).readlink()) for name in links} == links
+    for through in (member("here/x"), member("here", tarfile.DIRTYPE), member("d/up/x", tarfile.LNKTYPE, "here/y")):
+        with pytest.raises(ArchiveRefused):
+            into(tar(*entries, (through, b"x") if through.isreg() else through), keeps_links=True)
+    assert list(out.iterdir()) == []
+
+
 def test_bombs_are_refused_before_they_fill_anything(into: Callable[[bytes], Path]) -> None:
     big = b"\0" * 3_000_000
     for content in (tar((member("f"), big), mode="w:gz"), zipped(("f", big))):
@@ -168,10 +183,11 @@ def test_a_header_that_unpacks_to_much_is_refused(into: Callable[[bytes], Path])
             st.lists(st.sampled_from(["a", "b", "..", "", "c"]), min_size=1, max_size=5).map("/".join),
         ),
         max_size=8,
-    )
+    ),
+    st.booleans(),
 )
 def test_nothing_is_ever_written_outside(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[str, bytes, str]]
+    tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[str, bytes, str]], keeps_links: bool
 ) -> None:
     base = tmp_path_factory.mktemp("any")
     root = base / "inner" / "tree"
@@ -179,7 +195,7 @@ def test_nothing_is_ever_written_outside(
     (base / "archive").write_bytes(tar(*((member(name, kind, link), b"") for name, kind, link in entries)))
     descriptor = os.open(base / "archive", os.O_RDONLY)
     try:
-        unpack(descriptor, root, BOUNDS)
+        unpack(descriptor, root, BOUNDS, keeps_links=keeps_links)
     except ArchiveRefused:
         pass
     finally:
@@ -187,6 +203,6 @@ def test_nothing_is_ever_written_outside(
     assert sorted(path.name for path in base.iterdir()) == ["archive", "inner"]
     assert [path.name for path in (base / "inner").iterdir()] == ["tree"]
     for path in root.rglob("*"):
-        if path.is_symlink():
+        if path.is_symlink() and not keeps_links:
             target = os.path.normpath(path.parent / path.readlink())
             assert Path(target).is_relative_to(root)
