@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sandbox.box import Box
-from sandbox.errors import SandboxError
+from sandbox.errors import GuestRefused, SandboxError
 from sandbox.requests import CallMark, Capture, RunAnswer, RunRequest
 from worker.beneath import write_durably
 from worker.contract.checks import CHECK_FILES_DIR, CHECK_TAIL_BYTES, CHECKED_FILE, Check, CheckOutcome
@@ -77,6 +77,8 @@ def run_check(check: Check, order: BoxOrder, box: Box, place: Workspace) -> Chec
     )
     try:
         return _outcome(box.run(request))
+    except GuestRefused as exc:
+        return CheckOutcome(error=f"It could not be started: {exc.message}")
     except SandboxError as exc:
         return CheckOutcome(error=f"The box was lost under the check: {exc}")
 

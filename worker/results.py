@@ -1,9 +1,11 @@
 """What became of a session's workspace, once nobody works in it: box → **results** → patch, apply, release."""
 
+import stat
+from contextlib import suppress
 from pathlib import Path
 
 from worker.apply import apply_result, load_result, save_result
-from worker.beneath import remove_tree, write_durably
+from worker.beneath import change_mode, remove_tree, write_durably
 from worker.changes import Changes, changes_between, shown
 from worker.contract.orders import BoxOrder, FinishOutcome, WorkspaceMode
 from worker.errors import ResultFailed, WorkspaceRefused
@@ -100,6 +102,9 @@ def _collect(order: BoxOrder, patch_path: Path, disks: OwnDisks | None) -> Chang
     session_dir = Path(order.session_dir)
     work, base = opened(session_dir, disks), session_dir / "base"
     if work.exists() and not _is_collected(order):
+        # A command may have shut it to everybody. Its own mode is no part of a patch, and a check goes there next.
+        with suppress(OSError):
+            change_mode(str(work), None, stat.S_IRWXU)
         changes = changes_between(base, work)
         write_durably(patch_path, pieces(changes, base, work))
         save_result(session_dir, changes, work)

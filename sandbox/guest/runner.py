@@ -245,8 +245,9 @@ class Runner:
         path = os.fsdecode(what[3] if ended.what == "cwd" else what[0][0])
         message = f"{'cannot go to the working directory' if ended.what == 'cwd' else 'cannot run'} {path}"
         if ended.what == "cwd" and command.session.cwd == path:
-            command.session.cwd = WORKSPACE
-            message += f" (the session is now back in {WORKSPACE})"
+            # A workspace that a command shut can be opened again from elsewhere only.
+            command.session.cwd = "/" if path == WORKSPACE else WORKSPACE
+            message += f" (the session is now in {command.session.cwd})"
         refusal = from_os_error(OSError(ended.error, os.strerror(ended.error)), message)
         if ended.what == "exec" and command.runs_shell:
             refusal = Refusal(RefusalCode.NO_SHELL, f"the shell that was here is gone: {refusal.message}")

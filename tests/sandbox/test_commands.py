@@ -20,6 +20,17 @@ def test_a_directory_only_the_agent_may_enter_can_be_the_cwd(run: Run) -> None:
     assert run("pwd").stdout.head == b"/workspace/own\n"
 
 
+def test_a_workspace_that_a_command_shut_is_opened_from_elsewhere(
+    fresh_box: Callable[..., Box], shell: Callable[[Box], Run]
+) -> None:
+    run = shell(fresh_box())
+    run("chmod 000 /workspace")
+    with pytest.raises(GuestRefused, match=r"working directory /workspace \(the session is now in /\)"):
+        run("chmod 755 /workspace")
+    run("chmod 755 /workspace && cd /workspace")
+    assert run("pwd").stdout.head == b"/workspace\n"
+
+
 def test_a_syntax_error_is_the_shells_own(run: Run) -> None:
     answer = run("if true; then echo")
     assert answer.exit_code != 0

@@ -111,6 +111,20 @@ def test_a_fresh_box_has_nothing_of_the_session_but_its_workspace(session: Calla
     assert (outcome.check.stdout, outcome.check.passed) == ("work\n", True)
 
 
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_a_workspace_that_the_session_shut_is_judged_all_the_same(
+    session: Callable[[], Session], is_fresh: bool
+) -> None:
+    one = session()
+    one.run("echo work > done.txt; mkdir -p shut/in; chmod 000 shut /workspace")
+    outcome = one.finish(Check(command="pwd; cat done.txt; ls shut", is_fresh=is_fresh))
+    assert outcome.check is not None
+    assert (outcome.check.stdout, outcome.check.error) == ("/workspace\nwork\n", None)
+    assert "shut" in outcome.check.stderr, "what is inside stays as the session left it"
+    assert outcome.changed == ["done.txt"]
+    assert not (one.dir / "work").exists()
+
+
 def test_a_check_has_a_time_limit_of_its_own(session: Callable[[], Session]) -> None:
     one = session()
     one.run("true")

@@ -73,6 +73,24 @@ def test_a_hostile_tree_is_removed(open_path: Path, as_ordinary_user: AsOrdinary
     as_ordinary_user(act)
 
 
+def test_a_copy_that_a_command_shut_has_its_patch_and_goes(open_path: Path, as_ordinary_user: AsOrdinaryUser) -> None:
+    def act() -> None:
+        order = order_for(project(open_path / "project"))
+        work = prepare(order).directory
+        (work / "run").write_text("changed\n")
+        for name in ("inner", "also"):
+            (work / name / "deep").mkdir(parents=True)
+            (work / name / "deep" / "f").touch()
+            (work / name).chmod(0)
+        work.chmod(0)
+        outcome = finish_copy(order, apply=False)
+        assert (outcome.error, outcome.changed) == (None, ["run"])
+        assert sorted(outcome.notes) == [f"Not in the patch: {name}: cannot be read" for name in ("also", "inner")]
+        assert not work.exists()
+
+    as_ordinary_user(act)
+
+
 def test_a_session_that_changed_nothing_leaves_an_empty_patch(source: Path) -> None:
     order = order_for(source)
     prepare(order)
