@@ -58,8 +58,9 @@ class CheckRow(_Row):
     files: Places = {}
     timeout: float = Field(default=600.0, gt=0, le=MAX_CHECK_S)
     """Seconds."""
-    fresh: bool = False
-    """In a new box from the same image; else in the session's, once nothing of it runs any more."""
+    fresh: bool = True
+    """In a new box from the same image; else in the session's, once nothing of it runs any more, with all that the
+    model did there beside the workspace."""
     allow_hosts: tuple[Text, ...] = ()
     """What a fresh box may reach."""
 

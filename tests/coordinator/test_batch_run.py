@@ -266,7 +266,7 @@ def test_a_row_says_more_than_the_defaults_and_samples_differ_in_their_seed(tmp_
         "timeout": 60,
         "tools": ["Read", "Bash"],
         "env": ["TOKEN"],
-        "check": {"command": "test -f answer.txt", "fresh": True},
+        "check": {"command": "test -f answer.txt"},
         "check_files": ["answer.txt:deep/answer.txt"],
     }
     seen: list[SessionRequest] = []
@@ -285,7 +285,7 @@ def test_a_row_says_more_than_the_defaults_and_samples_differ_in_their_seed(tmp_
     assert dict(first.box.env) == {"TOKEN": "value-of-the-token"}
     assert first.check is not None
     assert [file.path for file in first.check.order.files] == ["deep/answer.txt"]
-    assert first.check.order.is_fresh
+    assert first.check.order.is_fresh, "the model has been in its own box"
     assert first.origin == "an empty directory"
 
 
