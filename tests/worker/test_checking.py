@@ -134,6 +134,14 @@ def test_a_check_has_a_time_limit_of_its_own(session: Callable[[], Session]) -> 
     assert not outcome.check.is_infrastructure
 
 
+def test_a_command_that_is_none_is_told_as_that(session: Callable[[], Session]) -> None:
+    outcome = session().finish(Check(command="echo \0"))
+    assert outcome.check is not None
+    assert outcome.check.error is not None
+    assert outcome.check.error.startswith("It could not be started: ")
+    assert not outcome.check.passed
+
+
 def test_a_workspace_in_which_a_checks_file_has_no_place_fails_the_check(session: Callable[[], Session]) -> None:
     one = session()
     one.run("ln -s /tmp tests")
