@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -20,8 +21,16 @@ NAME_CHARS = 60
 REASON_CHARS = 120
 
 
+class Screen(Console):
+    """A console whose reader may leave: nothing more is shown then, and what is shown goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Be quiet from now on; rich would end the program."""
+        self.quiet = True
+
+
 class Show:
-    """Shows a batch on a console; `with` draws."""
+    """Shows a batch on a console; `with` draws. What cannot be shown any more is no fault of the batch."""
 
     def __init__(
         self,
@@ -57,12 +66,14 @@ class Show:
 
     def __enter__(self) -> Self:
         if self._progress is not None:
-            self._progress.start()
+            with suppress(OSError):
+                self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._progress is not None:
-            self._progress.stop()
+            with suppress(OSError):
+                self._progress.stop()
 
     def started(self, turn: Turn) -> None:
         """Show that a run began."""
@@ -77,7 +88,8 @@ class Show:
         self._cost_usd += line.cost or 0.0
         self._ends.append(self._clock())
         style = "" if line.is_completed else "red"
-        self._console.print(Text(self.line(turn, line), style), soft_wrap=True)
+        with suppress(OSError):
+            self._console.print(Text(self.line(turn, line), style), soft_wrap=True)
         self._draw()
 
     def line(self, turn: Turn, line: ResultLine) -> str:

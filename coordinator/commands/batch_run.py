@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from coordinator.batch.predictions import write_predictions
 from coordinator.batch.ran_on import RanOn
 from coordinator.batch.requests import Requests
 from coordinator.batch.run import Batch, Plan
-from coordinator.batch.shown import Show
+from coordinator.batch.shown import Screen, Show
 from coordinator.batch.summary import Summary
 from coordinator.batch.tasks import TaskFile, Turn
 from coordinator.batch.telling import Outcome, Teller
@@ -151,8 +152,7 @@ async def _run_turns(
     secrets += given.teller.secrets if given.teller is not None else ()
     stop = Stop()
     is_live = is_terminal(sys.stdin, sys.stderr)
-    console = Console(stderr=True, highlight=False)
-    show = Show(console, left.done + len(left.turns), done=left.done, is_live=is_live)
+    show = Show(Screen(stderr=True, highlight=False), left.done + len(left.turns), done=left.done, is_live=is_live)
     at_once = min(given.plan.concurrency, len(left.turns))
 
     def finished(turn: Turn, line: ResultLine) -> None:
@@ -270,4 +270,6 @@ def _end(given: Given, summary: Summary) -> None:
 
 
 def _say(words: str) -> None:
-    print(f"sandhog: {words}", file=sys.stderr)
+    # Nobody may be there to read it any more, which is no reason to break off what runs.
+    with suppress(OSError):
+        print(f"sandhog: {words}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Connections to a port of this machine, each carried into a session's box: port → **forwarding** → channel."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ HERE = "127.0.0.1"
 
 
 async def forward(settings: Settings, session: str, there: int, here: int, on_bound: Callable[[int], None]) -> None:
-    """Forward connections until cancelled; `on_bound` is told the port here.
+    """Forward connections until cancelled, also by SIGTERM and SIGHUP; `on_bound` is told the port here.
 
     Raises:
         ConfigError: the port here is taken, or the cluster cannot be asked.
@@ -25,6 +26,7 @@ async def forward(settings: Settings, session: str, there: int, here: int, on_bo
         ChannelOver: it ended.
         TranscriptError: the audit log takes no line; nothing was done.
     """
+    _end_by_signals()
     async with find_box(settings, session) as found:
         detail = f"port {there} at {HERE}:{here}"
         async with reach(settings, found, session, "port", detail) as channel:
@@ -34,6 +36,16 @@ async def forward(settings: Settings, session: str, there: int, here: int, on_bo
             finally:
                 carried = f"{forwarder.count} connections"
                 keep_action(settings.state_dir, "port_end", session=session, detail=carried)
+
+
+def _end_by_signals() -> None:
+    """Have this task cancelled by a signal that would end the process without a word in the audit log."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # `nohup` has one ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 class Forwarder:

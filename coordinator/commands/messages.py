@@ -118,10 +118,11 @@ class ChatSignals:
         self.is_waiting = False
 
     def take(self, signals: Signals) -> None:
-        """Let Ctrl-C mean this from now on; SIGTERM ends everything."""
+        """Let Ctrl-C mean this from now on; SIGTERM and a terminal that is closed end everything."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.came, signals.second)
         loop.add_signal_handler(signal.SIGTERM, self.end, signals.second)
+        signals.take_hang_up(self.hung_up)
 
     def came(self, broken_off: asyncio.Event) -> None:
         """Take one Ctrl-C; `broken_off` ends what does not end by itself."""
@@ -133,5 +134,9 @@ class ChatSignals:
         """End the chat; a second time, also what does not end by itself."""
         if self.leave.is_set():
             broken_off.set()
+        self.hung_up()
+
+    def hung_up(self) -> None:
+        """End the chat, however often it is said."""
         self.leave.set()
         self.turn.set()

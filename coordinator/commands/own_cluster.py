@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from coordinator.embedded import Embedded
 from coordinator.ending import end
@@ -12,19 +13,38 @@ from coordinator.settings import Settings
 from tools.loading import LoadedTools
 
 LOOK_AFTER_S = 0.5
+STANDARD_STREAMS = (0, 1, 2)
 
 
 class Signals:
-    """Counts Ctrl-C and SIGTERM: none of them ends the process by itself, so that its clean-up is always whole."""
+    """Counts Ctrl-C and SIGTERM: none of them ends the process by itself, so that its clean-up is always whole.
+
+    A terminal that is closed counts as the first of them, however often it says so: nobody is there who is in a hurry.
+    """
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self._terminals = [number for number in STANDARD_STREAMS if os.isatty(number)]
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._came)
+        self.take_hang_up(self.first.set)
+
+    def take_hang_up(self, end: Callable[[], None]) -> None:
+        """Call `end` from now on when the terminal is closed, unless that is ignored: `nohup`."""
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hung_up, end)
 
     def _came(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    def _hung_up(self, end: Callable[[], None]) -> None:
+        # What writes to a terminal that is gone fails, and must not fail the clean-up.
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for number in self._terminals:
+            os.dup2(null, number)
+        os.close(null)
+        end()
 
 
 @contextlib.contextmanager

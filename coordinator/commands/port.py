@@ -22,8 +22,8 @@ def port(
 ) -> None:
     """Forward connections to a port here on 127.0.0.1 into a session's box, until Ctrl-C or the session's end.
 
-    The box needs no network for it: whatever listens on its loopback is reached. Exit codes: 130 by Ctrl-C, 1 when the
-    box ended or cannot be reached, 2 bad usage.
+    The box needs no network for it: whatever listens on its loopback is reached. Exit codes: 130 by Ctrl-C, SIGTERM or
+    the end of its terminal, 1 when the box ended or cannot be reached, 2 bad usage.
     """
     # What talks to Redis takes a while to import, which the other commands need not wait for.
     from coordinator.commands.forwarding import forward
@@ -38,7 +38,7 @@ def port(
 
     try:
         asyncio.run(forward(settings, session, there, here, told))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(130) from None
 
 

@@ -3,10 +3,13 @@
 import contextlib
 import json
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,35 @@ def started(
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def hung_up(
+    endpoint: ScriptedEndpoint, state_dir: Path, is_time: Callable[[], bool], *arguments: str, limit_s: float = 240.0
+) -> int:
+    """Run `sandhog` on a terminal of its own, which is closed when it is time; its exit code."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            os.execvpe(SANDHOG[0], [*SANDHOG, *arguments], environment(endpoint, state_dir, TERM="xterm"))
+        finally:
+            os._exit(127)
+    shown, deadline = b"", time.monotonic() + limit_s
+    try:
+        while not is_time():
+            assert time.monotonic() < deadline, shown.decode(errors="replace")
+            if select.select([terminal], [], [], 0.1)[0]:
+                shown += os.read(terminal, 65_536)
+        os.close(terminal)
+        found, status = 0, 0
+        while found == 0:
+            assert time.monotonic() < deadline, shown.decode(errors="replace")
+            time.sleep(0.1)
+            found, status = os.waitpid(pid, os.WNOHANG)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    return os.waitstatus_to_exitcode(status)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:

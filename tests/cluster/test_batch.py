@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.batch.lines import ResultLine, Results
 from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.commands import SECRET, ended, leftovers, started
+from tests.cluster.commands import SECRET, ended, hung_up, leftovers, started
 from tests.conftest import Until
 from tests.receiving import receiving
 
@@ -173,6 +173,36 @@ def test_an_interrupted_batch_ends_in_order_and_goes_on_where_it_was(
     assert lines(out)[0] == first
     assert sorted(line["id"] for line in lines(out)) == ["quick", "t0", "t1", "t2"]
     assert "4/4" in err
+    assert leftovers(state_dir) == []
+
+
+@pytest.mark.parametrize("how", ["its terminal is closed", "it is killed"])
+def test_a_batch_that_lost_its_terminal_or_its_life_leaves_no_box_and_goes_on(
+    state_dir: Path, tmp_path: Path, until: Until, how: str
+) -> None:
+    rows = [{"id": "quick", "prompt": "go"}, *({"id": f"t{number}", "prompt": "slow"} for number in range(2))]
+    tasks, out = written(tmp_path / "tasks.jsonl", *rows), tmp_path / "out"
+    arguments = ("--out", str(out), "-j", "2")
+    with ScriptedEndpoint(model) as endpoint:
+
+        def is_under_way() -> bool:
+            return len(lines(out)) == 1 and len(endpoint.requests) >= 4
+
+        if how == "it is killed":
+            with batch(endpoint, state_dir, tasks, *arguments) as process:
+                until(is_under_way, "two tasks run", END_S)
+                process.kill()
+        else:
+            assert hung_up(endpoint, state_dir, is_under_way, "batch", str(tasks), *arguments) == 130
+        assert leftovers(state_dir) == []
+        first = lines(out)
+        assert [line["id"] for line in first] == ["quick"]
+        written(tasks, *({**row, "prompt": "go"} for row in rows))
+        with batch(endpoint, state_dir, tasks, *arguments) as process:
+            _, err = process.communicate(timeout=END_S)
+        assert process.returncode == 0, err
+    assert lines(out)[:1] == first
+    assert sorted(line["id"] for line in lines(out)) == ["quick", "t0", "t1"]
     assert leftovers(state_dir) == []
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from coordinator.endpoint.scripted import Script, ScriptedCall, ScriptedEndpoint, Turn
-from tests.cluster.commands import SANDHOG, ended, environment, leftovers, running
+from tests.cluster.commands import SANDHOG, ended, environment, hung_up, leftovers, running
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -64,6 +64,38 @@ def test_a_second_ctrl_c_breaks_off_a_node_that_stands_still(state_dir: Path, pr
         result, err = ended(process)
     assert process.returncode == 130, err
     assert result["status"] == "cancelled"
+    assert leftovers(state_dir) == []
+
+
+def test_a_terminal_that_is_closed_ends_the_session_in_order(state_dir: Path, project: Path) -> None:
+    with ScriptedEndpoint([bash("touch begun; sleep 60")]) as endpoint:
+        arguments = ["run", "x", "--workspace", str(project), "--policy", "boxed", "--bind"]
+        code = hung_up(endpoint, state_dir, (project / "begun").exists, *arguments)
+    assert code == 130
+    last = json.loads(transcript_text(state_dir).splitlines()[-1])
+    assert (last["type"], last["status"]) == ("session_ended", "cancelled")
+    assert leftovers(state_dir) == []
+
+
+def test_what_was_started_with_nohup_outlives_its_terminal(state_dir: Path, project: Path, until: Until) -> None:
+    script = [bash("touch begun; while ! test -e go; do sleep 0.05; done"), Turn("all done")]
+    with ScriptedEndpoint(script) as endpoint:
+        process = subprocess.Popen(
+            ["nohup", *SANDHOG, *boxed(project)],
+            env=environment(endpoint, state_dir),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            until((project / "begun").exists, "the command runs", 90)
+            process.send_signal(signal.SIGHUP)
+            (project / "go").touch()
+            result, err = ended(process)
+        finally:
+            process.kill()
+            process.communicate()
+    assert (process.returncode, result["text"]) == (0, "all done"), err
     assert leftovers(state_dir) == []
 
 

@@ -263,9 +263,16 @@ async def test_a_port_of_the_box_is_reached_from_here(
             forwarder.send_signal(signal.SIGINT)
             assert await asyncio.to_thread(forwarder.wait, WAIT_S) == 130
         forwarder.communicate()
+        left = terminal.start("port", session, f"{there}:0")
+        assert left.stderr is not None
+        await asyncio.to_thread(left.stderr.readline)
+        left.send_signal(signal.SIGHUP)
+        assert await asyncio.to_thread(left.wait, WAIT_S) == 130
+        left.communicate()
         server.send_signal(signal.SIGINT)
         await asyncio.to_thread(server.communicate, None, WAIT_S)
-        assert ("port_end", "13 connections") in audited(state_dir, session)
+        ends = [detail for action, detail in audited(state_dir, session) if action == "port_end"]
+        assert ends == ["13 connections", "0 connections"]
 
 
 async def test_of_an_ended_session_what_is_kept_of_its_copy_is_read_and_written(

@@ -1,12 +1,15 @@
 """What a person sees of a batch."""
 
 import io
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
+import pytest
 from rich.console import Console
 
 from coordinator.batch.lines import CheckLine, ErrorLine, ResultLine
-from coordinator.batch.shown import Show
+from coordinator.batch.shown import Screen, Show
 from coordinator.batch.tasks import Entry, Turn
 
 
@@ -59,3 +62,19 @@ def test_a_terminal_gets_a_bar_with_rate_cost_and_what_is_left() -> None:
     drawn = out.getvalue()
     assert "14/100" in drawn
     assert "0 running · 2 failed · $0.2500 · 2.0/min · about 43 min left" in drawn
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("ends", [os.pipe, os.openpty])
+def test_who_reads_it_may_leave(ends: Callable[[], tuple[int, int]], is_live: bool) -> None:
+    reader, writer = ends()
+    os.close(reader)
+    gone = os.fdopen(writer, "w", buffering=1)
+    try:
+        with pytest.raises(OSError, match=r"Broken pipe|Input/output error"):
+            print("it is gone", file=gone)
+        shown(Screen(file=gone, highlight=False, force_terminal=is_live), is_live=is_live)
+    finally:
+        # What could not be written is still in its buffer.
+        with suppress(OSError):
+            gone.close()
