@@ -15,6 +15,7 @@ from coordinator.commands.acting import keep_action
 from coordinator.commands.forkable import forkable
 from coordinator.commands.messages import ChatSignals, Messages
 from coordinator.commands.own_cluster import Signals, looked_after, redis_of
+from coordinator.commands.staying import Staying
 from coordinator.commands.terminal import TerminalApprover
 from coordinator.commands.timeline import Timeline
 from coordinator.commands.typed_lines import TypedLines
@@ -25,6 +26,7 @@ from coordinator.errors import ConfigError
 from coordinator.session.approvals import Always, Approver, Decided, Elsewhere, Never
 from coordinator.session.conversation import NextMessage
 from coordinator.session.events import Event, EventSink
+from coordinator.session.keeping import BoxStay
 from coordinator.session.loop import Ending
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
@@ -71,6 +73,8 @@ class Command:
     """Makes the session that goes on, once there is a cluster."""
     talk: Literal["once", "further", "chat"] = "once"
     """Whether a person says more when a turn has ended: no, if they like to, or until they leave."""
+    stay: BoxStay | None = None
+    """Lets the box stay when nothing more is said; None lets it go."""
 
 
 def run_command(command: Command, settings: Settings) -> SessionResult:
@@ -107,8 +111,12 @@ async def _run_on(
         async with open_cluster(redis_url, settings.state_dir, command.tools) as cluster:
             if command.begins is not None:
                 command = replace(command, goes_on=await command.begins(cluster))
-            session = _Around(model, approver, [_shown(timeline, messages)], messages.next if messages else None)
+            ask = messages.next if messages else None
+            staying = Staying(command.stay, settings, cancelled, timeline, ask) if command.stay else None
+            session = _Around(model, approver, [_shown(timeline, messages)], staying.next if staying else ask)
             runner = await _runner(command, cluster, session)
+            if staying is not None:
+                staying.session = runner.session_id
             keep_action(
                 settings.state_dir,
                 "run" if command.goes_on is None else "resume",

@@ -85,7 +85,10 @@ async def reach(
         ChannelOver: Redis does not answer.
     """
     if found is None:
-        raise NoBox(f"Session {session} has no box now; it has one while it runs, from its first call on.")
+        raise NoBox(
+            f"Session {session} has no box now; it has one while it runs, from its first call on, and "
+            "for as long after its last one as `--keep-box` says."
+        )
     keep_action(settings.state_dir, purpose, session=session, detail=detail)
     async with open_channel(found.client, found.node, session, purpose=purpose, actor=actor()) as channel:
         yield channel

@@ -16,6 +16,7 @@ from coordinator.commands.run_flags import Approve
 from coordinator.commands.terminal import is_terminal
 from coordinator.endpoint.model import ModelSettings
 from coordinator.session.box_options import read_env
+from coordinator.session.keeping import Of
 from coordinator.session.model_table import read_model_table
 from coordinator.session.resume import Resumable, check, find
 from coordinator.settings import read_settings
@@ -34,6 +35,8 @@ def resume(
     env: box_flags.Env = None,
     env_file: box_flags.EnvFile = None,
     take_over: Annotated[bool, typer.Option("--take-over", help="Also take it from a process that runs it.")] = False,
+    keep_box: run_flags.KeepBox = None,
+    keep_box_of: run_flags.KeepBoxOf = Of.ALL,
     json: run_flags.Json = False,
 ) -> None:
     """Go on with a session that stopped, failed, was cancelled or killed, or that has completed, with a message.
@@ -57,6 +60,7 @@ def resume(
         tools=own_tools([*settings.tool_paths, *request.tool_paths]),
         goes_on=Going(found, message, values, take_over),
         talk="further" if on_terminal and not json else "once",
+        stay=run_flags.stay_of(keep_box, keep_box_of),
     )
     finish(run_command(command, settings), as_json=json)
 

@@ -14,6 +14,7 @@ from coordinator.commands.outcome import finish
 from coordinator.commands.run_flags import Approve
 from coordinator.commands.terminal import is_terminal
 from coordinator.errors import ConfigError
+from coordinator.session.keeping import Of
 from coordinator.session.limits import Limits
 from coordinator.session.mcp_settings import read_mcp_config
 from coordinator.session.model_table import read_model_table
@@ -41,6 +42,8 @@ def run(
     as_root: run_flags.AsRoot = False,
     apply: run_flags.Apply = False,
     keep: run_flags.Keep = False,
+    keep_box: run_flags.KeepBox = None,
+    keep_box_of: run_flags.KeepBoxOf = Of.ALL,
     image: run_flags.Image = None,
     profile: run_flags.Profile = None,
     pin: run_flags.Pin = None,
@@ -153,7 +156,8 @@ def run(
         print(UNASKED.format(directory=visible_line(str(directory), 200)), file=sys.stderr)
     endpoint = model_flags.model_settings(settings, model, stream=not no_stream)
     talk = _talk(is_chat=is_chat, may_ask=on_terminal and not json and prompt != "-")
-    command = Command(request, endpoint, answerer.value, is_live=not json, tools=own, talk=talk)
+    stay = run_flags.stay_of(keep_box, keep_box_of)
+    command = Command(request, endpoint, answerer.value, is_live=not json, tools=own, talk=talk, stay=stay)
     finish(run_command(command, settings), as_json=json)
 
 

@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 
 from coordinator.errors import ConfigError
+from coordinator.session.keeping import BoxStay, Of
 from worker.contract.orders import Policy
+
+MOST_MINUTES = 12 * 60
+"""A box that is kept takes up a place."""
 
 
 class Approve(StrEnum):
@@ -33,7 +37,19 @@ AsRoot = Annotated[
     bool, typer.Option("--as-root", help="Bind a directory that root owns; commands run as root in the box.")
 ]
 Apply = Annotated[bool, typer.Option("--apply", help="Put the patch of a private copy into the directory at the end.")]
-Keep = Annotated[bool, typer.Option("--keep", help="Leave the private copy below the state directory at the end.")]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Leave the private copy, its files alone, below the state directory.")
+]
+KeepBox = Annotated[
+    float | None,
+    typer.Option(
+        min=0.01,
+        max=MOST_MINUTES,
+        metavar="MINUTES",
+        help="Leave the box for so long when the model is done, for `sandhog shell`, `cp` and `port`; Ctrl-C ends it.",
+    ),
+]
+KeepBoxOf = Annotated[Of, typer.Option(help="Whose box `--keep-box` leaves: unfinished is stopped or failed.")]
 Profile = Annotated[
     str | None,
     typer.Option(help="Limits of the box: small, medium, large or your own (SANDHOG_PROFILE).", show_default="medium"),
@@ -70,6 +86,11 @@ Tools = Annotated[
 McpConfig = Annotated[
     Path | None, typer.Option(help="MCP servers, in the usual JSON form (SANDHOG_MCP_CONFIG); see docs/mcp.md.")
 ]
+
+
+def stay_of(minutes: float | None, of: Of) -> BoxStay | None:
+    """Return how long the session's box stays; None where it does not."""
+    return None if minutes is None else BoxStay(minutes, of)
 
 
 def pins_of(texts: Sequence[str]) -> dict[str, str]:

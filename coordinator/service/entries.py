@@ -101,7 +101,8 @@ class Entry:
                     for line in lines:
                         _take(self.facts, line)
                 wanted = self.record.wanted
-                if self.facts.is_between_turns and wanted is not None and wanted.stay_open:
+                # A command's turn ends so only where something is waited for.
+                if self.facts.is_between_turns and (wanted is None or wanted.stay_open):
                     self.facts.state = self.facts.state if self.facts.has_ended else "idle"
             except OSError as exc:
                 log.warning("a transcript cannot be read", extra={"session_id": self.session_id, "error": str(exc)})

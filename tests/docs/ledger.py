@@ -79,6 +79,7 @@ _SET_UP = "test_scripts.py::test_setup_finds_nothing_left_to_do"
 _SHELL = "test_reaching.py::test_a_shell_on_a_terminal_is_one_until_it_exits_or_its_session_ends"
 _COPY = "test_reaching.py::test_files_go_into_a_box_and_come_out"
 _PORT = "test_reaching.py::test_a_port_of_the_box_is_reached_from_here"
+_STAYING = "test_staying.py::test_a_person_finds_all_that_is_in_the_box_until_ctrl_c"
 _COMPLETION = "test_completing.py::test_each_shell_is_told_in_its_own_words"
 _CALLS = "test_cancel_calls.py::test_a_step_is_cancelled_with_all_its_calls_and_the_session_goes_on"
 _STACK = "test_compose.py::test_a_stack_is_used_hurt_upgraded_and_taken_down"
@@ -108,6 +109,7 @@ BY_OTHERS = {
     ),
     "sandhog cp fixtures last:/tmp": _COPY,
     "sandhog cp last:build/report.txt .": _COPY,
+    'sandhog run "Make the tests pass" --keep-box 30 --keep-box-of unfinished': _STAYING,
     "sandhog port last 8000": _PORT,
     "sandhog port last 8000:9000": _PORT,
     "bash deploy/compose.sh --tls up -d --wait": (
