@@ -88,9 +88,10 @@ def terminal(state_dir: Path) -> Iterator[Terminal]:
 async def running(stage: Stage, until: Until) -> AsyncIterator[str]:
     """The id of a session with a box, whose command does not end by itself."""
     cancelled = asyncio.Event()
-    playing = asyncio.create_task(
-        stage.play([bash("echo mine > mine.txt; touch begun; sleep 4718")], cancelled=cancelled)
-    )
+    # Its limit is longer than any of these tests: with the call's end the session, and its box, would be over.
+    call = {"command": "echo mine > mine.txt; touch begun; sleep 4718", "timeout_ms": 600_000}
+    turn = Turn(calls=(ScriptedCall("Bash", call),))
+    playing = asyncio.create_task(stage.play([turn], cancelled=cancelled))
     try:
         await asyncio.to_thread(until, (stage.project / "begun").exists, "the session has its box", WAIT_S)
         (session,) = [path.name for path in (stage.cluster.state_dir / "sessions").iterdir()]
