@@ -83,12 +83,17 @@ def test_a_loop_of_your_own_does_what_it_says(
 
 
 def model() -> Callable[[list[dict[str, Any]]], Turn]:
-    """Return a model that breaks two replies off, asks where it is told to wait, and else looks around once."""
+    """Return a model that breaks two replies off, asks where it, or its sub-agent, is told to wait, or looks around."""
     broken_off: list[bool] = []
 
     def turn(messages: list[dict[str, Any]]) -> Turn:
         replies = sum(one["role"] == "assistant" for one in messages)
-        if "wait" in str([one["content"] for one in messages if one["role"] == "user"]):
+        said = str([one["content"] for one in messages if one["role"] == "user"])
+        if "delegate" in said:
+            task = {"description": "Make it", "prompt": "wait", "profile": "general"}
+            turns = [Turn(calls=(ScriptedCall("Bash", {"command": "ls"}),)), Turn(calls=(ScriptedCall("Task", task),))]
+            return [*turns, Turn("done")][replies]
+        if "wait" in said:
             command = "ls" if replies < 2 else "touch made"
             return Turn(calls=(ScriptedCall("Bash", {"command": command}),)) if replies < 3 else Turn("done")
         if len(broken_off) < 2:
@@ -160,8 +165,8 @@ def test_lines_about_what_runs_do_what_they_say(
     with serving(model(), state_dir, until, SANDHOG_METRICS_TOKEN=token) as server:
         client = server.client()
 
-        def session_that_waits() -> str:
-            body = {"prompt": "wait", "policy": "guarded"}
+        def session_that_waits(prompt: str) -> str:
+            body = {"prompt": prompt, "policy": "guarded"}
             made: str = client.post("/v1/sessions", json=body).json()["session_id"]
             until(lambda: client.get(f"/v1/sessions/{made}/approvals").json()["approvals"], "it asks")
             return made
@@ -172,10 +177,7 @@ def test_lines_about_what_runs_do_what_they_say(
         for line in SERVED:
             ours = line.replace("http://127.0.0.1:8470", server.url).replace("NODE", node)
             if "SESSION" in line or " last" in line:
-                ours = ours.replace("SESSION", session_that_waits())
-            if line == "sandhog top":
-                # It goes on until somebody leaves it.
-                ours = f"code=0; timeout --signal=INT 3 {ours} || code=$?; [ $code -eq 124 ]"
+                ours = ours.replace("SESSION", session_that_waits("delegate" if "1-2-0" in line else "wait"))
             said = run_line(ours, tmp_path, environment)
             assert "Traceback" not in said, said
             if "metrics" in line:
