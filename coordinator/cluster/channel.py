@@ -52,6 +52,7 @@ class FarPipe:
         """Bounded by the window."""
         self._owed = 0
         self._last: ChannelFrame | None = None
+        self._saying = asyncio.Lock()
 
     async def frames(self) -> AsyncIterator[tuple[ChannelFrame, bytes]]:
         """Yield what comes: data, errors, an end; the last one closes the pipe. Asking for the next one takes a frame.
@@ -83,16 +84,16 @@ class FarPipe:
                 continue
             size = min(len(left), CHUNK_BYTES, self._credit - frame_cost(0))
             self._credit -= frame_cost(size)
-            await self._channel.say(ChannelFrame(do=Do.DATA, pipe=self._number), bytes(left[:size]))
+            await self._say(ChannelFrame(do=Do.DATA, pipe=self._number), bytes(left[:size]))
             left = left[size:]
 
     async def resize(self, size: Size) -> None:
         """Tell the command's terminal how large it is."""
-        await self._channel.say(ChannelFrame(do=Do.RESIZE, pipe=self._number, size=size))
+        await self._say(ChannelFrame(do=Do.RESIZE, pipe=self._number, size=size))
 
     async def end(self) -> None:
         """Say that nothing more comes."""
-        await self._channel.say(ChannelFrame(do=Do.END, pipe=self._number))
+        await self._say(ChannelFrame(do=Do.END, pipe=self._number))
 
     async def close(self) -> None:
         """End what is at the other end."""
@@ -108,6 +109,11 @@ class FarPipe:
         self._room.set()
         if frame.do is not Do.CREDIT:
             self._came.put_nowait((frame, body))
+
+    async def _say(self, frame: ChannelFrame, body: bytes = b"") -> None:
+        """Write a frame behind those before it: each may take a connection of its own, which may have to be made."""
+        async with self._saying:
+            await self._channel.say(frame, body)
 
     async def _took(self, size_bytes: int) -> None:
         self._owed += frame_cost(size_bytes)

@@ -28,6 +28,8 @@ from worker.contract import keys
 
 IMAGE = "engine-restart:latest"
 WAIT_S = 120.0
+# An engine that ends in order waits for its containers.
+IN_ORDER = pytest.param(signal.SIGTERM, id="in_order", marks=pytest.mark.long)
 
 
 class Engine:
@@ -153,9 +155,8 @@ def until_it_works(messages: Sequence[Mapping[str, Any]]) -> Turn:
 
 
 @pytest.mark.docker
-@pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["in_order", "killed"])
+@pytest.mark.parametrize("number", [IN_ORDER, pytest.param(signal.SIGKILL, id="killed")])
 async def test_a_session_goes_on_when_its_engine_was_restarted(
     number: signal.Signals, stage: Stage, node: Node, engine: Engine, until: Until
 ) -> None:
