@@ -14,6 +14,7 @@ from coordinator.cluster.counts import Counts
 from coordinator.cluster.execute import Executor, Job, OnOutcome, Regain
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.parts import Cluster
+from coordinator.cluster.patience import patiently
 from coordinator.cluster.placement import Placement
 from coordinator.cluster.settle import did_not_run
 from coordinator.cluster.store import Store, connect
@@ -102,7 +103,7 @@ class OneNode(Placement):
         return True
 
     async def until_answered(self, ask: Callable[[], Awaitable[Any]], away_s: float) -> Any:
-        return await ask()
+        return await patiently(ask, asyncio.Event(), away_s)
 
     async def withdraw(self, session: str, node: str | None = None, *, away_s: float) -> bool:
         return True
