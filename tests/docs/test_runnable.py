@@ -91,8 +91,8 @@ def model() -> Callable[[list[dict[str, Any]]], Turn]:
         said = str([one["content"] for one in messages if one["role"] == "user"])
         if "delegate" in said:
             task = {"description": "Make it", "prompt": "wait", "profile": "general"}
-            turns = [Turn(calls=(ScriptedCall("Bash", {"command": "ls"}),)), Turn(calls=(ScriptedCall("Task", task),))]
-            return [*turns, Turn("done")][replies]
+            calls = [ScriptedCall("Bash", {"command": "ls"}), ScriptedCall("Task", task)]
+            return Turn(calls=(calls[replies],)) if replies < len(calls) else Turn("done")
         if "wait" in said:
             command = "ls" if replies < 2 else "touch made"
             return Turn(calls=(ScriptedCall("Bash", {"command": command}),)) if replies < 3 else Turn("done")
