@@ -72,6 +72,8 @@ def hung_up(
     pid, terminal = pty.fork()
     if pid == 0:
         try:
+            # Also where the tests themselves were started with `nohup`.
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
             os.execvpe(SANDHOG[0], [*SANDHOG, *arguments], environment(endpoint, state_dir, TERM="xterm"))
         finally:
             os._exit(127)

@@ -13,7 +13,8 @@ from coordinator.commands.own_cluster import Signals
 
 @pytest.fixture(autouse=True)
 def _nothing_of_them_stays() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGHUP)
+    # Also where the tests themselves were started with `nohup`.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
