@@ -85,9 +85,8 @@ class Wishes:
     async def send(self, session: str, wish: Wish, owner: str | None) -> None:
         """Leave a wish for whoever has the session, and let its owner look; None where there is none now."""
         name = keys.wishes(session)
-        sent = wish.model_copy(update={"asker": self._coordinator})
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.rpush(name, sent.model_dump_json())
+            pipe.rpush(name, self._written(wish))
             pipe.ltrim(name, -MOST, -1)
             pipe.expire(name, keys.WISHES_TTL_S)
             if owner is not None:
@@ -111,7 +110,10 @@ class Wishes:
 
     async def take_back(self, session: str, wish: Wish) -> bool:
         """Want a thing no more; return whether nobody had taken the wish."""
-        return bool(await self._redis.lrem(keys.wishes(session), 1, wish.model_dump_json()))
+        return bool(await self._redis.lrem(keys.wishes(session), 1, self._written(wish)))
+
+    def _written(self, wish: Wish) -> str:
+        return wish.model_copy(update={"asker": self._coordinator}).model_dump_json()
 
     async def drop(self, session: str) -> None:
         """Forget what was wanted of a session that had ended."""
