@@ -65,6 +65,11 @@ def started(
         process.communicate()
 
 
+def hears_hang_ups() -> None:
+    """In a new process: let it hear of them also where the tests themselves were started with `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def hung_up(
     endpoint: ScriptedEndpoint, state_dir: Path, is_time: Callable[[], bool], *arguments: str, limit_s: float = 240.0
 ) -> int:
@@ -72,8 +77,7 @@ def hung_up(
     pid, terminal = pty.fork()
     if pid == 0:
         try:
-            # Also where the tests themselves were started with `nohup`.
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            hears_hang_ups()
             os.execvpe(SANDHOG[0], [*SANDHOG, *arguments], environment(endpoint, state_dir, TERM="xterm"))
         finally:
             os._exit(127)

@@ -25,6 +25,7 @@ from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.errors import NoBox, NotCopied
 from coordinator.settings import Settings
+from tests.cluster.commands import hears_hang_ups
 from tests.cluster.conftest import Stage
 from tests.sandbox.conformance.test_pipes import SERVER
 
@@ -55,7 +56,9 @@ class Terminal:
 
     def start(self, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
         given = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), **streams}
-        process = subprocess.Popen([*SANDHOG, *words], env=self.environment, start_new_session=True, **given)
+        process = subprocess.Popen(
+            [*SANDHOG, *words], env=self.environment, start_new_session=True, preexec_fn=hears_hang_ups, **given
+        )
         self.started.append(process)
         return process
 
