@@ -69,7 +69,9 @@ async def gone(claim: Callable[[], object]) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("is_over", [False, True], ids=["while_it_runs", "when_it_has_ended"])
+@pytest.mark.parametrize(
+    "is_over", [False, pytest.param(True, marks=pytest.mark.long)], ids=["while_it_runs", "when_it_has_ended"]
+)
 async def test_a_session_whose_node_is_lost_goes_on_at_another(
     stage: Stage, state_dir: Path, start: Start, is_over: bool
 ) -> None:

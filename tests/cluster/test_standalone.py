@@ -113,7 +113,7 @@ async def test_a_redis_that_was_emptied_costs_no_call(stage: Any, server: Server
     assert (stage.project / "log").read_text() == "x\ny\n"
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGSTOP, marks=pytest.mark.long), signal.SIGKILL])
 async def test_a_cancel_while_redis_is_away_ends_the_session_soon(stage: Any, server: Server, how: int) -> None:
     cancelled = asyncio.Event()
 
