@@ -192,9 +192,11 @@ def test_a_batch_that_lost_its_terminal_or_its_life_leaves_no_box_and_goes_on(
             with batch(endpoint, state_dir, tasks, *arguments) as process:
                 until(is_under_way, "two tasks run", END_S)
                 process.kill()
+            # Its worker ends by itself, and takes the boxes with it.
+            until(lambda: leftovers(state_dir) == [], "nothing is left", END_S)
         else:
             assert hung_up(endpoint, state_dir, is_under_way, "batch", str(tasks), *arguments) == 130
-        assert leftovers(state_dir) == []
+            assert leftovers(state_dir) == []
         first = lines(out)
         assert [line["id"] for line in first] == ["quick"]
         written(tasks, *({**row, "prompt": "go"} for row in rows))
