@@ -26,7 +26,7 @@ run_tests() {
     local python=$1 code=0 count
     shift
     # In the order of their names: few tests of whole sessions take longer than many small ones, and must not come last.
-    "$python" -m pytest -q --numprocesses "${SANDHOG_TEST_PROCESSES:-3}" --dist loadfile --no-loadscope-reorder \
+    "$python" -m pytest -q --numprocesses "${SANDHOG_TEST_PROCESSES:-4}" --dist loadfile --no-loadscope-reorder \
         --durations=20 --junit-xml build/junit.xml "$@" || code=$?
     [ "$code" -eq 1 ] || return "$code"
     count=$("$python" -c 'import json; print(len(json.load(open(".pytest_cache/v/cache/lastfailed"))))') || return 1
