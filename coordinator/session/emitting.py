@@ -1,13 +1,17 @@
 """Hand one session's events on: loop → **emitting** → transcript, timeline, service."""
 
+import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from coordinator.errors import TranscriptError
 from coordinator.session.events import Event, EventSink
 from coordinator.session.transcript import Transcript
 
 log = logging.getLogger(__name__)
+
+LAST_PAUSES_S = (0.2, 0.5, 1.0, 2.0)
+"""Before each further try to keep a session's last events."""
 
 
 class Emitter:
@@ -65,17 +69,31 @@ class Emitter:
                 log.warning("events are shown no more", extra={"error": str(exc)})
                 self._sinks.remove(sink)
 
-    def all(self, events: Iterable[Event]) -> None:
-        """Hand several events on, each of them, whatever becomes of those before it.
+    async def last(self, events: Sequence[Event]) -> None:
+        """Hand the session's last events on.
+
+        What the disk does not take is tried again for some seconds: a session without an end in its transcript is gone
+        on with by whoever finds it, though it had been cancelled.
 
         Raises:
-            TranscriptError: one cannot be kept.
+            TranscriptError: one cannot be kept; all of them are shown.
         """
-        fault: TranscriptError | None = None
-        for event in events:
+        try:
+            for event in events if self._torn is None else ():
+                await self._keep(event)
+        except TranscriptError as exc:
+            self._torn = exc
+            raise
+        finally:
+            for event in events:
+                self.show(event)
+
+    async def _keep(self, event: Event) -> None:
+        for pause_s in LAST_PAUSES_S:
             try:
-                self(event)
+                self.transcript(event)
+                return
             except TranscriptError as exc:
-                fault = exc
-        if fault is not None:
-            raise fault
+                log.warning("a session's end is not kept yet", extra={"error": str(exc)})
+                await asyncio.sleep(pause_s)
+        self.transcript(event)

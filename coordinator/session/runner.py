@@ -166,7 +166,7 @@ class SessionRunner:
         ending = self._lost_or(ending)
         if ending.status == "completed":
             request.box.forget(self.session_dir)
-        return self._end(ending, loop, finished)
+        return await self._end(ending, loop, finished)
 
     def _loop(self, talk: Talk) -> SessionLoop:
         """Return the loop of a conversation, this session's own or a sub-agent's."""
@@ -368,7 +368,7 @@ class SessionRunner:
         finally:
             await end(abandoned, work)
 
-    def _end(self, ending: Ending, loop: SessionLoop, finished: FinishOutcome) -> SessionResult:
+    async def _end(self, ending: Ending, loop: SessionLoop, finished: FinishOutcome) -> SessionResult:
         notes = notes_of(finished)
         patch = read_patch(finished.patch_path, notes)
         last = ended(ending, loop, cost_usd=loop.spend.shown_usd, patch_path=finished.patch_path)
@@ -377,7 +377,7 @@ class SessionRunner:
                 # Who has lost a session writes nothing more.
                 self._emit.show(last)
             else:
-                self._emit.all([*(Notice(level="warning", text=note) for note in notes), last])
+                await self._emit.last([*(Notice(level="warning", text=note) for note in notes), last])
             self._emit.transcript.close()
         except TranscriptError as exc:
             notes.append(str(exc))

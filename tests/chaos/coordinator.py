@@ -34,6 +34,7 @@ from coordinator.session.workspace_choice import Chosen
 from coordinator.settings import DEFAULT_IMAGE
 from coordinator.wiring import open_cluster
 from tests.chaos.harms import PROFILE
+from worker.contract.logs import begin_logs
 from worker.contract.orders import Policy, WorkspaceMode
 
 STEPS = 1_000
@@ -166,7 +167,7 @@ class Coordinator:
 
 async def main() -> None:
     """Run until standard input ends and all sessions are over, or SIGTERM comes: then drain and leave the rest."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    begin_logs("text", "info")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     redis_url, state_dir, base_url = sys.argv[1:]
     model = ModelClient(ModelSettings("scripted", base_url=base_url))
