@@ -43,6 +43,8 @@ KEPT_CALLS = 10_000
 """Keys that a node remembers; far more than can be undelivered at any time."""
 KEPT_OUTCOMES = 256
 """Outcomes that a node remembers: each may hold tens of kilobytes, and only those just sent can be asked for."""
+REFUSED = "The call may have run: its node came too late to begin it. Look before doing it again."
+STILL_RUNS = "The call may have run: its node has no answer of it yet. Look before doing it again."
 
 
 class ClaimRefused(Exception):
@@ -108,7 +110,7 @@ class Calls:
         """
         if order.incarnation != self._incarnation:
             return CallOutcome(
-                key=order.key, fate=Fate.DID_NOT_RUN, reason="The node was restarted before the call reached it."
+                key=order.key, fate=Fate.DID_NOT_RUN, reason="the node was restarted before the call reached it"
             )
         future: Future[CallOutcome] = Future()
         if not self._accept(str(order.key), future):
@@ -133,8 +135,10 @@ class Calls:
         if future is not None:
             try:
                 return future.result(timeout=keys.OUTAGE_S)
-            except (ClaimRefused, TimeoutError) as exc:
-                return CallOutcome(key=order.key, fate=Fate.UNKNOWN, reason=str(exc))
+            except ClaimRefused:
+                return CallOutcome(key=order.key, fate=Fate.UNKNOWN, reason=REFUSED)
+            except TimeoutError:
+                return CallOutcome(key=order.key, fate=Fate.UNKNOWN, reason=STILL_RUNS)
         return self._through_gates(order, joining=True)
 
     def cancel(self, call_keys: list[str]) -> None:

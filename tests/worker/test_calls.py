@@ -110,6 +110,9 @@ def test_refused_deliveries_do_not_pile_up(
             calls.call(order(box_order, index))
 
     assert sum(future is not None for future in calls._known.values()) == 8
+    # Whoever asks for one gets words for a model, not for a log.
+    joined = calls.join(order(box_order, 29))
+    assert (joined.fate, joined.reason) == (Fate.UNKNOWN, module.REFUSED)
 
 
 def test_a_call_hears_of_its_cancel_while_it_is_on_its_way(calls: Calls, box_order: BoxOrder) -> None:
