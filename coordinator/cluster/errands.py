@@ -82,7 +82,8 @@ class Errands:
         The order is sent when the node is on few enough errands of its kind; the wait for that does not count.
 
         A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it, or that
-        has had no answer for long. Time in which Redis is away is nobody's.
+        has had no answer for long. Time in which Redis is away is nobody's, nor is that in which the node is ending,
+        unless whoever asks has no patience for an outage either.
         """
         errands = self._lines[kind]
         turn = asyncio.create_task(errands.take(order.node, keys.ERRANDS, [name], asyncio.Event()))
@@ -110,7 +111,8 @@ class Errands:
                 )
                 if done:
                     return done.pop().result()
-                left_s -= self._clock() - began if self._watch.is_redis_answering else 0.0
+                is_nobodys = health.is_ending and away_s >= keys.OUTAGE_S
+                left_s -= self._clock() - began if self._watch.is_redis_answering and not is_nobodys else 0.0
                 renewed_at = await self._renewed(kind, order.node, name, renewed_at)
             return f"nothing came within {wait_s:.0f} s"
         except RedisLost as exc:

@@ -66,10 +66,6 @@ class NodeUse:
     """Since it last renewed its lease; None where it has none."""
 
 
-def _no_later_owner() -> bool:
-    return True
-
-
 def connect(redis_url: str, *, blocking_s: float = 0.0) -> Redis:
     """Return a client that repeats nothing by itself, for commands that block no longer than said."""
     pool = BlockingConnectionPool.from_url(
@@ -138,14 +134,17 @@ class Store:
 
     async def node(self, name: str) -> NodeView | None:
         """Return one node, or None if it never registered, or its description has expired or cannot be read."""
-        life, lease = await self._redis.mget(keys.node(name), keys.lease(name))
-        return _view(life, lease)
+        return (await self.described([name]))[name]
+
+    async def described(self, names: Sequence[str]) -> dict[str, NodeView | None]:
+        """Return nodes by name, as `node` does."""
+        found = await self._redis.mget([*map(keys.node, names), *map(keys.lease, names)]) if names else []
+        halves = zip(found[: len(names)], found[len(names) :], strict=True)
+        return {name: _view(life, lease) for name, (life, lease) in zip(names, halves, strict=True)}
 
     async def leases(self, names: Sequence[str]) -> dict[str, str | None]:
         """Return the life that each node's lease names; None for a node without one."""
-        if not names:
-            return {}
-        found = await self._redis.mget([keys.lease(name) for name in names])
+        found = await self._redis.mget([keys.lease(name) for name in names]) if names else []
         return {name: None if life is None else _text(life) for name, life in zip(names, found, strict=True)}
 
     async def use_of(self, names: Sequence[str]) -> list[NodeUse]:
@@ -180,7 +179,7 @@ class Store:
         return int(await self._adopt(keys=names, args=arguments))
 
     async def own_session(
-        self, session: str, generation: int, owner: str, *, is_adoptable: bool, is_last: IsLast = _no_later_owner
+        self, session: str, generation: int, owner: str, *, is_adoptable: bool, is_last: IsLast = lambda: True
     ) -> bool:
         """Write down who owns a session; False when another coordinator has it now, or had it and ended it.
 
@@ -285,7 +284,7 @@ class Store:
             pipe.expire(keys.seen(session), keys.SESSION_TTL_S)
             await pipe.execute()
 
-    async def begin_step(self, session: str, generation: int, step: int, is_last: IsLast = _no_later_owner) -> bool:
+    async def begin_step(self, session: str, generation: int, step: int, is_last: IsLast = lambda: True) -> bool:
         """Make this the session's step; False when another coordinator has the session now, or had it and ended it.
 
         `is_last` is asked, in a thread, where Redis knows nothing of the session: whether no later owner has written
