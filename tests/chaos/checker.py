@@ -296,7 +296,7 @@ def redis_leftovers(ttls: Mapping[str, int], nodes: Sequence[str]) -> list[str]:
         name
         for name, ttl in ttls.items()
         # Who was killed last is taken off the list by the next coordinator.
-        if not name.startswith(("_kombu.", "sandhog:nodes", "sandhog:coordinators"))
+        if not name.startswith(("sandhog:nodes", "sandhog:coordinators"))
         and not ((name in node_keys or name.startswith(expiring)) and ttl >= 0)
     )
 

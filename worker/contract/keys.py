@@ -33,8 +33,13 @@ CHILD_MARK = "."
 
 
 def queue(node: str) -> str:
-    """Return the name of a node's own Celery queue."""
+    """Return the name of a node's own Celery queue; its list expires."""
     return f"w.{node}"
+
+
+QUEUE_TTL_S = 86_400
+"""What a node does not read any more, counted from when it was last sent anything. Far longer than any call's deadline,
+since two machines' clocks may be hours apart: that a late call does not run is the fence's doing."""
 
 
 def hostname(node: str) -> str:
