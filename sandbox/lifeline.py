@@ -120,7 +120,7 @@ class Lifeline:
                 self._last_used = time.monotonic()
 
     def is_alive(self, wait_s: float = 0.0) -> bool:
-        """True while the container runs; an engine that is away is asked again for so long, and then vouches for nobody.
+        """True while the container runs; an engine that is away is asked again for so long. Then nobody knows: False.
 
         Link and engine are away at once where the link is executed and the engine restarts: containers may live on.
         """
