@@ -7,7 +7,7 @@ once as it has threads for; whoever comes behind waits here, in line.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -63,8 +63,7 @@ class Errands:
         self._clock = clock
         self._resend_s = resend_s
         self._lines = {
-            kind: Lanes(partial(store.take_errands, kind), partial(store.give_errands, kind))
-            for kind in (BEGIN, FINISH)
+            kind: Lanes(partial(store.take_errands, kind), partial(_give, store, kind)) for kind in (BEGIN, FINISH)
         }
 
     async def ask(
@@ -137,6 +136,11 @@ class Errands:
         except RedisError as exc:
             log.warning("an errand's seat was not renewed", extra={"errand": name, "error": str(exc)})
         return self._clock()
+
+
+async def _give(store: Store, kind: str, node: str, names: Sequence[str], over: int) -> None:
+    # An errand may be asked again under its name, and a seat that nobody renews ends within a minute.
+    await store.give_errands(kind, node, names)
 
 
 def outcome_of(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:

@@ -94,6 +94,7 @@ class Store:
         self._cancel = client.register_script(scripts.CANCEL)
         self._store_seen = client.register_script(metadata.STORE)
         self._take = client.register_script(scripts.TAKE)
+        self._give = client.register_script(scripts.GIVE)
         self._take_in_life = client.register_script(scripts.TAKE_IN_LIFE)
         self._run_id = client.register_script(scripts.RUN_ID)
 
@@ -327,9 +328,8 @@ class Store:
         """Fence calls of one session, all others of it that have not started included; return as `fence` does."""
         if not call_keys:
             return []
-        first = call_keys[0]
-        names = [keys.session(first.session), *[keys.claim(str(key)) for key in call_keys]]
-        done = await self._cancel(keys=names, args=[first.generation, keys.CLAIM_TTL_S])
+        names = [keys.session(call_keys[0].session), *[keys.claim(str(key)) for key in call_keys]]
+        done = await self._cancel(keys=names, args=[call_keys[0].generation, keys.CLAIM_TTL_S])
         return [bool(int(one)) for one in done]
 
     async def is_claimed(self, key: CallKey) -> bool:
@@ -346,13 +346,15 @@ class Store:
 
         Returns how many, or `NO_PLACE` where a `session` is named that has none here, and the life of Redis (`run_id`).
         """
-        names = [keys.lanes(node), keys.places(node)]
+        names = [keys.lanes(node), keys.places(node), keys.lanes_over(node)]
         got, run_id = await self._take_in_life(keys=names, args=[limit, LANE_TTL_S, *holders, session])
         return int(got), _text(run_id)
 
-    async def give_lanes(self, node: str, holders: Sequence[str]) -> None:
-        """Give lanes back; a holder that has none is passed over."""
-        if holders:
+    async def give_lanes(self, node: str, holders: Sequence[str], over: int = 0) -> None:
+        """Give lanes back; a holder that has none is passed over. The first so many get none any more, though asked."""
+        if over:
+            await self._give(keys=[keys.lanes(node), keys.lanes_over(node)], args=[LANE_TTL_S, over, *holders])
+        elif holders:
             await self._redis.zrem(keys.lanes(node), *holders)
 
     async def take_errands(self, kind: str, node: str, limit: int, holders: Sequence[str]) -> int:

@@ -276,7 +276,7 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
     return wrong
 
 
-EXPIRING = ("claim", "reply", "lanes", "errands", "grant", "breaker:session", "owned")
+EXPIRING = ("claim", "reply", "lanes", "lanes_over", "errands", "grant", "breaker:session", "owned")
 """What a part that was killed leaves in Redis to expire by itself: nobody knows that it is done with.
 
 The sessions that a coordinator owned when it was killed, too, where they had ended and all others ended soon after it.

@@ -174,6 +174,14 @@ def lanes(node_name: str) -> str:
     return f"{PREFIX}lanes:{node_name}"
 
 
+def lanes_over(node_name: str) -> str:
+    """Return the sorted set of those who get no lane on a node any more (score: expiry, Unix seconds).
+
+    Only of such as do not know whether Redis has heard their request for one: it may only just hear it.
+    """
+    return f"{PREFIX}lanes_over:{node_name}"
+
+
 def session(session_id: str) -> str:
     """Return the hash of a session: generation, step, cancelled, node (that has its box), owner (its coordinator)."""
     return f"{PREFIX}session:{session_id}"
