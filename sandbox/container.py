@@ -117,7 +117,9 @@ class DockerContainer:
             raise
         if state["Running"]:
             return None
-        return self._deaths.reason(self._name, had_oom=bool(state.get("OOMKilled")))
+        return self._deaths.reason(
+            self._name, had_oom=bool(state.get("OOMKilled")), exit_code=int(state.get("ExitCode", 0))
+        )
 
     def let_go(self) -> None:
         """Let its guest come here no more: it lives on, and whoever takes it over opens the door anew."""

@@ -23,8 +23,8 @@ SIGKILL_EXIT = 137
 class _Death:
     """How a container ended."""
 
-    at: float
-    """Seconds, by the engine's clock."""
+    at: float | None
+    """Seconds, by the engine's clock; None where no event told of it."""
     exit_code: str
     signal: str | None
     """What somebody ended it with by the engine; None for nobody."""
@@ -47,19 +47,24 @@ class Deaths:
         # What is missed while there is no stream is only a less exact reason.
         self._events = EngineEvents(subscribe, self._take)
 
-    def reason(self, name: str, wait_s: float = WAIT_S, *, had_oom: bool = False) -> tuple[LossReason, str]:
+    def reason(
+        self, name: str, wait_s: float = WAIT_S, *, had_oom: bool = False, exit_code: int | None = None
+    ) -> tuple[LossReason, str]:
         """Why the container ended; waits a moment for the event.
 
         Args:
             name: The container.
             wait_s: How long its event is waited for.
             had_oom: The engine says that the kernel took something in it for its memory, at some time.
+            exit_code: With which it ended, as the engine says; None where that does not know the container any more.
         """
         with self._changed:
             self._changed.wait_for(lambda: name in self._deaths, wait_s)
             death = self._deaths.get(name)
-            if death is None:
+            if death is None and exit_code is None:
                 return LossReason.ENDED, "the container is gone"
+            # Events are missed while the engine restarts, or this node does.
+            death = death or _Death(None, str(exit_code), self._kills.get(name))
             return self._explain(name, death, had_oom)
 
     def is_known(self, name: str) -> bool:
@@ -95,8 +100,7 @@ class Deaths:
         if death.exit_code == str(SIGKILL_EXIT):
             # Where no event told of it, it was missed, or is late: then it was this end.
             oom_at = self._ooms.get(name)
-            is_oom = had_oom if oom_at is None else abs(death.at - oom_at) < OOM_WINDOW_S
-            if is_oom:
+            if had_oom if oom_at is None or death.at is None else abs(death.at - oom_at) < OOM_WINDOW_S:
                 return LossReason.OOM, "the box's memory limit ended its guest"
             return LossReason.KILLED, "the main process of the container was killed"
         if death.exit_code == str(DEAD_MAN_EXIT):

@@ -35,6 +35,7 @@ class Heart:
         self._heartbeat_s = heartbeat_s
         self._closed = threading.Event()
         self._asking: set[str] = set()
+        self._freezing: set[str] = set()
         self.is_held = False
         self._thread = threading.Thread(target=self._beat, name="box-heartbeat", daemon=True)
         self._thread.start()
@@ -43,8 +44,7 @@ class Heart:
         """Let all commands stand still until `release_all`, those of boxes that come later too."""
         self.is_held = True
         for box in self._boxes():
-            box.wants_frozen = True
-            self._in_thread(box, self._freeze)
+            self._hold(box)
 
     def release_all(self) -> None:
         """Ask for each box whether it may go on, with the next heartbeat and until there is an answer."""
@@ -61,12 +61,17 @@ class Heart:
         while not self._closed.wait(self._heartbeat_s):
             for box in self._boxes():
                 box.beat()
-                if self.is_held and not box.wants_frozen:
-                    box.wants_frozen = True
-                    self._in_thread(box, self._freeze)
+                if self.is_held and not (box.is_frozen and box.wants_frozen):
+                    self._hold(box)
                 if box.is_frozen and not box.wants_frozen and box.box_id not in self._asking:
                     self._asking.add(box.box_id)
                     self._in_thread(box, self._ask)
+
+    def _hold(self, box: Box) -> None:
+        box.wants_frozen = True
+        if box.box_id not in self._freezing:
+            self._freezing.add(box.box_id)
+            self._in_thread(box, self._freeze)
 
     def _ask(self, box: Box) -> None:
         try:
@@ -87,9 +92,10 @@ class Heart:
             if self.is_held:
                 box.freeze()
         except SandboxError as error:
-            # Lost, or without a link: then its own timer lets it stand still.
+            # Lost, or without a link, which may be back at any time: the next heartbeats try again.
             log.info("a box could not be frozen", extra={"box_id": box.box_id, "error": str(error)})
         finally:
+            self._freezing.discard(box.box_id)
             # The hold may have ended meanwhile.
             box.wants_frozen = self.is_held
 

@@ -119,17 +119,23 @@ class Lifeline:
                 self._under_way -= 1
                 self._last_used = time.monotonic()
 
-    def is_alive(self) -> bool:
-        """True while the container runs, as far as the engine can be asked."""
-        if self._lost is not None:
-            return False
-        link = self._link
-        if link is not None and link.is_open:
-            return True
-        try:
-            return self._container.fate() is None
-        except EngineUnavailable:
-            return False
+    def is_alive(self, wait_s: float = 0.0) -> bool:
+        """True while the container runs; an engine that is away is asked again for so long. Then nobody knows: False.
+
+        Link and engine are away at once where the link is executed and the engine restarts: containers may live on.
+        """
+        deadline, pauses = time.monotonic() + wait_s, iter(RELINK_PAUSES_S)
+        while self._lost is None:
+            link = self._link
+            if link is not None and link.is_open:
+                return True
+            try:
+                return self._container.fate() is None
+            except EngineUnavailable:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(next(pauses, RELINK_PAUSES_S[-1]))
+        return False
 
     def close(self) -> None:
         """End and remove the container; requests under way get BoxLost. More than once does no harm."""

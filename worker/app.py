@@ -7,9 +7,10 @@ from typing import Any
 
 from celery import Celery
 from celery.app.amqp import AMQP
-from kombu.connection import Connection
+from kombu.connection import Connection, ConnectionPool, PooledConnection
 
 from worker.contract import keys
+from worker.queues import Transport
 
 SENDERS = 4
 """Threads of a coordinator that send."""
@@ -30,6 +31,22 @@ class _EagerConnection(Connection):
 
     def ensure_connection(self, *args: Any, **kwargs: Any) -> Any:
         return super().ensure_connection(*args, **{**RECONNECT, **kwargs})  # type: ignore[no-untyped-call]
+
+    def get_transport_cls(self) -> type[Transport]:
+        return Transport
+
+    def Pool(self, limit: int | None = None, **_: Any) -> ConnectionPool:
+        return _Pool(self, limit)  # type: ignore[no-untyped-call]
+
+
+class _Pooled(PooledConnection):
+    def get_transport_cls(self) -> type[Transport]:
+        return Transport
+
+
+class _Pool(ConnectionPool):
+    def new(self) -> _Pooled:
+        return _Pooled(self, **dict(self.connection._info(resolve=False)))  # type: ignore[no-untyped-call]
 
 
 class _EagerAMQP(AMQP):  # type: ignore[misc]

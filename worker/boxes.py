@@ -14,6 +14,7 @@ from pathlib import Path
 from sandbox.box import Box
 from sandbox.engine_api import Engine
 from sandbox.errors import BoxLost, LossReason, SandboxError
+from sandbox.lifeline import RELINK_S
 from sandbox.pool import PoolSettings
 from sandbox.profiles import Profile
 from worker import checking, results, workspace
@@ -146,7 +147,7 @@ class Boxes:
             # A message that was late, or sent twice, must not start a box that nobody ends.
             if order.generation <= self._finished.get(order.session, 0):
                 raise BoxUnavailable("the session has ended")
-            if seat.box is not None and not seat.box.is_alive():
+            if seat.box is not None and not seat.box.is_alive(RELINK_S):
                 self._drop(seat, "the box ended")
             if seat.box is None:
                 self._start(seat, order, place_wait_s)

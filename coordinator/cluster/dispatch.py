@@ -36,9 +36,6 @@ log = logging.getLogger(__name__)
 
 NOT_SHOWN = {"argsrepr": "()", "kwargsrepr": "{}"}
 """What Celery would else make of each order for its log: work for nothing, and no log is to hold what was ordered."""
-EXPIRES_S = 86_400
-"""Removes rubbish only: far longer than any call's deadline, since two machines' clocks may be hours apart. That a late
-call does not run is the fence's doing."""
 
 
 class Dispatcher:
@@ -109,7 +106,7 @@ class Dispatcher:
     def _signature(self, task: str, order: Contract, node: str, task_id: str) -> Signature:
         signature = self._app.signature(task, kwargs={"order": order.to_text()}, immutable=True)
         return signature.set(
-            queue=keys.queue(node), task_id=task_id, reply_to=self._reply_to, expires=EXPIRES_S, **NOT_SHOWN
+            queue=keys.queue(node), task_id=task_id, reply_to=self._reply_to, expires=keys.QUEUE_TTL_S, **NOT_SHOWN
         )
 
     async def _send(self, canvas: Signature) -> bool:

@@ -7,7 +7,7 @@ once as it has threads for; whoever comes behind waits here, in line.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -63,8 +63,7 @@ class Errands:
         self._clock = clock
         self._resend_s = resend_s
         self._lines = {
-            kind: Lanes(partial(store.take_errands, kind), partial(store.give_errands, kind))
-            for kind in (BEGIN, FINISH)
+            kind: Lanes(partial(store.take_errands, kind), partial(_give, store, kind)) for kind in (BEGIN, FINISH)
         }
 
     async def ask(
@@ -82,7 +81,8 @@ class Errands:
         The order is sent when the node is on few enough errands of its kind; the wait for that does not count.
 
         A message whose arrival is uncertain is sent again, and so is one that a life of the node took with it, or that
-        has had no answer for long. Time in which Redis is away is nobody's.
+        has had no answer for long. Time in which Redis is away is nobody's, nor is that in which the node is ending,
+        unless whoever asks has no patience for an outage either.
         """
         errands = self._lines[kind]
         turn = asyncio.create_task(errands.take(order.node, keys.ERRANDS, [name], asyncio.Event()))
@@ -110,7 +110,8 @@ class Errands:
                 )
                 if done:
                     return done.pop().result()
-                left_s -= self._clock() - began if self._watch.is_redis_answering else 0.0
+                is_nobodys = health.is_ending and away_s >= keys.OUTAGE_S
+                left_s -= self._clock() - began if self._watch.is_redis_answering and not is_nobodys else 0.0
                 renewed_at = await self._renewed(kind, order.node, name, renewed_at)
             return f"nothing came within {wait_s:.0f} s"
         except RedisLost as exc:
@@ -135,6 +136,11 @@ class Errands:
         except RedisError as exc:
             log.warning("an errand's seat was not renewed", extra={"errand": name, "error": str(exc)})
         return self._clock()
+
+
+async def _give(store: Store, kind: str, node: str, names: Sequence[str], over: int) -> None:
+    # An errand may be asked again under its name, and a seat that nobody renews ends within a minute.
+    await store.give_errands(kind, node, names)
 
 
 def outcome_of(kind: type[_Outcome], asked: Reply | str) -> _Outcome | None:

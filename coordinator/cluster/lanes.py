@@ -44,7 +44,7 @@ class Lanes:
     def __init__(
         self,
         take: Take,
-        give: Callable[[str, Sequence[str]], Awaitable[None]],
+        give: Callable[[str, Sequence[str], int], Awaitable[None]],
     ) -> None:
         """`take` and `give` ask Redis, as `Store.take_lanes` and `Store.give_lanes`."""
         self._ask_take, self._ask_give = take, give
@@ -53,6 +53,8 @@ class Lanes:
         self._given: dict[str, asyncio.Event] = {}
         self._owed: dict[str, set[str]] = {}
         """By node: holders whose lanes Redis was not there to take back."""
+        self._unsure: set[str] = set()
+        """Holders for whom Redis was asked without an answer: it may hear that after they gave their lanes back."""
         self._held = defaultdict[str, dict[str, float]](dict)
         """By node: when each holder got its lane."""
         self._lost_at = -math.inf
@@ -83,7 +85,7 @@ class Lanes:
             while not cancelled.is_set():
                 # Whoever stood in line while one in front waited out the outage does not wait once more.
                 patience_s = 0.0 if self._lost_at > came_at else keys.OUTAGE_S
-                asking = partial(ask or self._ask_take, node, limit, holders)
+                asking = partial(self._asked, ask or self._ask_take, node, limit, holders)
                 got = await patiently(asking, cancelled, patience_s)
                 if got:
                     self._held[node].update(dict.fromkeys(holders[:got], time.monotonic()))
@@ -96,19 +98,28 @@ class Lanes:
         finally:
             line.go_on()
 
+    async def _asked(self, ask: Take, node: str, limit: int, holders: Sequence[str]) -> int:
+        try:
+            return await ask(node, limit, holders)
+        except (RedisError, asyncio.CancelledError):
+            self._unsure.update(holders)
+            raise
+
     async def give(self, node: str, *holders: str) -> None:
         """Give lanes back, with those that Redis was not there to take; a holder that has none is passed over."""
         owed, held = self._owed.setdefault(node, set()), self._held[node]
         owed.update(holders)
         for holder in holders:
             held.pop(holder, None)
-        giving = list(owed)
+        unsure = owed & self._unsure
+        giving = [*unsure, *owed - unsure]
         try:
-            await self._ask_give(node, giving)
+            await self._ask_give(node, giving, len(unsure))
         except RedisError as exc:
             log.warning("lanes could not be given back yet", extra={"calls": holders, "error": str(exc)})
         else:
             owed.difference_update(giving)
+            self._unsure -= unsure
             if node in self._given:
                 self._given[node].set()
 

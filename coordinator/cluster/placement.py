@@ -194,10 +194,11 @@ class Placement:
     async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
         """Return whether a node is there, for as long as it may come back; False once its sessions may leave it.
 
-        True also where `stop` ends the wait, or Redis is away: whoever asks for a call finds that out.
+        One that is ending takes nothing new: it is waited for until it has left, or is back. True also where `stop`
+        ends the wait, or Redis is away: whoever asks for a call finds that out.
         """
-        while self._watch.health(node).incarnation is None:
-            if self._watch.health(node).is_lost:
+        while (health := self._watch.health(node)).incarnation is None or health.is_ending:
+            if health.is_lost:
                 return False
             if stop.is_set() or self._watch.away_s > keys.OUTAGE_S:
                 break

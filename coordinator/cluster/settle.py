@@ -206,7 +206,10 @@ class Settler:
         if waited > sent.timeout_s + GRACE_S:
             return await self._fence_or_join(sent, "its deadline passed", stop)
         if waited > unclaimed_s and not await self._store.is_claimed(order.key):
-            return await self._fence_or_join(sent, "it never reached its node", stop)
+            if not health.is_ending:
+                return await self._fence_or_join(sent, "it never reached its node", stop)
+            # Its next life, or its having left, says what becomes of the call: until then it could not have begun.
+            sent.startable_at = self._clock()
         return None
 
     async def _from_reply(self, sent: Sent, reply: Reply, stop: "asyncio.Future[Any]") -> CallOutcome | None:

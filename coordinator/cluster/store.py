@@ -66,10 +66,6 @@ class NodeUse:
     """Since it last renewed its lease; None where it has none."""
 
 
-def _no_later_owner() -> bool:
-    return True
-
-
 def connect(redis_url: str, *, blocking_s: float = 0.0) -> Redis:
     """Return a client that repeats nothing by itself, for commands that block no longer than said."""
     pool = BlockingConnectionPool.from_url(
@@ -98,6 +94,7 @@ class Store:
         self._cancel = client.register_script(scripts.CANCEL)
         self._store_seen = client.register_script(metadata.STORE)
         self._take = client.register_script(scripts.TAKE)
+        self._give = client.register_script(scripts.GIVE)
         self._take_in_life = client.register_script(scripts.TAKE_IN_LIFE)
         self._run_id = client.register_script(scripts.RUN_ID)
 
@@ -138,14 +135,17 @@ class Store:
 
     async def node(self, name: str) -> NodeView | None:
         """Return one node, or None if it never registered, or its description has expired or cannot be read."""
-        life, lease = await self._redis.mget(keys.node(name), keys.lease(name))
-        return _view(life, lease)
+        return (await self.described([name]))[name]
+
+    async def described(self, names: Sequence[str]) -> dict[str, NodeView | None]:
+        """Return nodes by name, as `node` does."""
+        found = await self._redis.mget([*map(keys.node, names), *map(keys.lease, names)]) if names else []
+        halves = zip(found[: len(names)], found[len(names) :], strict=True)
+        return {name: _view(life, lease) for name, (life, lease) in zip(names, halves, strict=True)}
 
     async def leases(self, names: Sequence[str]) -> dict[str, str | None]:
         """Return the life that each node's lease names; None for a node without one."""
-        if not names:
-            return {}
-        found = await self._redis.mget([keys.lease(name) for name in names])
+        found = await self._redis.mget([keys.lease(name) for name in names]) if names else []
         return {name: None if life is None else _text(life) for name, life in zip(names, found, strict=True)}
 
     async def use_of(self, names: Sequence[str]) -> list[NodeUse]:
@@ -180,7 +180,7 @@ class Store:
         return int(await self._adopt(keys=names, args=arguments))
 
     async def own_session(
-        self, session: str, generation: int, owner: str, *, is_adoptable: bool, is_last: IsLast = _no_later_owner
+        self, session: str, generation: int, owner: str, *, is_adoptable: bool, is_last: IsLast = lambda: True
     ) -> bool:
         """Write down who owns a session; False when another coordinator has it now, or had it and ended it.
 
@@ -285,7 +285,7 @@ class Store:
             pipe.expire(keys.seen(session), keys.SESSION_TTL_S)
             await pipe.execute()
 
-    async def begin_step(self, session: str, generation: int, step: int, is_last: IsLast = _no_later_owner) -> bool:
+    async def begin_step(self, session: str, generation: int, step: int, is_last: IsLast = lambda: True) -> bool:
         """Make this the session's step; False when another coordinator has the session now, or had it and ended it.
 
         `is_last` is asked, in a thread, where Redis knows nothing of the session: whether no later owner has written
@@ -328,9 +328,8 @@ class Store:
         """Fence calls of one session, all others of it that have not started included; return as `fence` does."""
         if not call_keys:
             return []
-        first = call_keys[0]
-        names = [keys.session(first.session), *[keys.claim(str(key)) for key in call_keys]]
-        done = await self._cancel(keys=names, args=[first.generation, keys.CLAIM_TTL_S])
+        names = [keys.session(call_keys[0].session), *[keys.claim(str(key)) for key in call_keys]]
+        done = await self._cancel(keys=names, args=[call_keys[0].generation, keys.CLAIM_TTL_S])
         return [bool(int(one)) for one in done]
 
     async def is_claimed(self, key: CallKey) -> bool:
@@ -347,13 +346,15 @@ class Store:
 
         Returns how many, or `NO_PLACE` where a `session` is named that has none here, and the life of Redis (`run_id`).
         """
-        names = [keys.lanes(node), keys.places(node)]
+        names = [keys.lanes(node), keys.places(node), keys.lanes_over(node)]
         got, run_id = await self._take_in_life(keys=names, args=[limit, LANE_TTL_S, *holders, session])
         return int(got), _text(run_id)
 
-    async def give_lanes(self, node: str, holders: Sequence[str]) -> None:
-        """Give lanes back; a holder that has none is passed over."""
-        if holders:
+    async def give_lanes(self, node: str, holders: Sequence[str], over: int = 0) -> None:
+        """Give lanes back; a holder that has none is passed over. The first so many get none any more, though asked."""
+        if over:
+            await self._give(keys=[keys.lanes(node), keys.lanes_over(node)], args=[LANE_TTL_S, over, *holders])
+        elif holders:
             await self._redis.zrem(keys.lanes(node), *holders)
 
     async def take_errands(self, kind: str, node: str, limit: int, holders: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from redis.exceptions import RedisError
 
-from coordinator.cluster.store import Store
+from coordinator.cluster.store import NodeView, Store
 from coordinator.ending import end
 from worker.contract import keys
 
@@ -25,6 +25,10 @@ QUIET_S = keys.LEASE_MS / 1000 + 10.0
 """After an outage or in a new life of Redis: how long nobody's missing lease counts. Each writes his own back first."""
 LEFT_S = 10.0
 """How long a node that ended in order is waited for: it may be restarted, but nothing of it is left to come back."""
+DESCRIBED_S = 1.0
+"""How late it may be noticed that a node ends."""
+ENDING_S = 900.0
+"""A node that ends is waited for no longer: its calls have ended by then, and something else keeps it."""
 MOVE_SHARE = 4 / 3
 """A node's sessions may have boxes elsewhere when it has been away this much longer than its own boxes run on."""
 
@@ -41,6 +45,8 @@ class NodeHealth:
     """It took its description back, as a node does that ends in order."""
     freeze_s: float = 45.0
     """When its boxes stand still, as it said itself."""
+    is_ending: bool = False
+    """It lives and reads nothing new: soon it has left, or is back in its next life. Never so for very long."""
 
     @property
     def is_gone(self) -> bool:
@@ -63,6 +69,9 @@ class Watch:
         self._run_id: str | None = None
         self._leased_in: dict[str, str] = {}
         """The life of Redis in which each node's lease was seen last."""
+        self._ending_since: dict[str, tuple[str, float]] = {}
+        """Of each node that says that it ends: the life that does, and when that was seen first."""
+        self._described_at = float("-inf")
         self._answered_at: float | None = None
         self._began_at = clock()
         self._quiet_until = float("-inf")
@@ -115,12 +124,14 @@ class Watch:
         was_away, self._was_away = self._was_away, True
         run_id = await self._store.run_id()
         leases = await self._store.leases(list(self._health))
-        # What a node says of itself is read where its life is another one, or none.
-        changed = [name for name, life in leases.items() if life is None or life != self._health[name].incarnation]
+        # What a node says of itself is read where its life is another one, or none, and now and then of all.
+        changed = {name for name, life in leases.items() if life is None or life != self._health[name].incarnation}
+        is_due = self._clock() - self._described_at >= DESCRIBED_S
         self._leased_in.update((name, run_id) for name, life in leases.items() if life is not None)
-        views = {name: await self._store.node(name) for name in changed}
+        views = await self._store.described([name for name in leases if is_due or name in changed])
         self._was_away = False
         now = self._clock()
+        self._described_at = now if is_due else self._described_at
         if self._run_id is not None and (run_id != self._run_id or was_away):
             self._quiet_until = now + QUIET_S
         # Time without an answer, and the first moments behind it, count for nobody's death.
@@ -128,8 +139,9 @@ class Watch:
         elapsed = now - self._answered_at if self._answered_at is not None and is_counted else 0.0
         for name, view in views.items():
             if view is not None and view.is_leased:
-                self._health[name] = NodeHealth(view.life.incarnation, 0.0, freeze_s=view.life.freeze_s)
-            else:
+                life, is_ending = view.life, self._is_ending(view, now)
+                self._health[name] = NodeHealth(life.incarnation, 0.0, freeze_s=life.freeze_s, is_ending=is_ending)
+            elif name in changed:
                 before = self._health[name]
                 leaseless_s = before.leaseless_s + min(elapsed, SILENT_S)
                 freeze_s = before.freeze_s if view is None else view.life.freeze_s
@@ -137,6 +149,14 @@ class Watch:
                 has_left = view is None and self._leased_in.get(name) == run_id
                 self._health[name] = NodeHealth(None, leaseless_s, has_left=has_left, freeze_s=freeze_s)
         self._run_id, self._answered_at = run_id, now
+
+    def _is_ending(self, view: NodeView, now: float) -> bool:
+        if view.life.state != "draining":
+            return False
+        life, since = self._ending_since.get(view.life.node, ("", now))
+        since = since if life == view.life.incarnation else now
+        self._ending_since[view.life.node] = (view.life.incarnation, since)
+        return now - since < ENDING_S
 
     async def _poll_forever(self) -> None:
         is_told = False

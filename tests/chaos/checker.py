@@ -276,7 +276,7 @@ def check_log(name: str, calls: Sequence[Asked], log: str) -> list[str]:
     return wrong
 
 
-EXPIRING = ("claim", "reply", "lanes", "errands", "grant", "breaker:session", "owned")
+EXPIRING = ("claim", "reply", "lanes", "lanes_over", "errands", "grant", "breaker:session", "owned")
 """What a part that was killed leaves in Redis to expire by itself: nobody knows that it is done with.
 
 The sessions that a coordinator owned when it was killed, too, where they had ended and all others ended soon after it.
@@ -296,7 +296,7 @@ def redis_leftovers(ttls: Mapping[str, int], nodes: Sequence[str]) -> list[str]:
         name
         for name, ttl in ttls.items()
         # Who was killed last is taken off the list by the next coordinator.
-        if not name.startswith(("_kombu.", "sandhog:nodes", "sandhog:coordinators"))
+        if not name.startswith(("sandhog:nodes", "sandhog:coordinators"))
         and not ((name in node_keys or name.startswith(expiring)) and ttl >= 0)
     )
 

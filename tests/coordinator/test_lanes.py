@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import TimeoutError as RedisSilent
 
 from coordinator.cluster import lanes as module
 from coordinator.cluster.execute import Job
@@ -258,3 +259,36 @@ async def test_a_running_stretch_keeps_its_lanes_and_one_that_is_broken_off_give
         await end(running)
         # A renewal may have been under way.
         await come(lambda: not held(redis_client))
+
+
+@pytest.mark.parametrize("is_cut_off", [True, False])
+async def test_a_request_for_lanes_that_redis_hears_only_after_they_were_given_back_takes_none(
+    redis_url: str, redis_client: redis.Redis, is_cut_off: bool
+) -> None:
+    client = connect(redis_url)
+    store, on_their_way = Store(client), list[Sequence[str]]()
+
+    async def take(node: str, limit: int, holders: Sequence[str]) -> int:
+        if not on_their_way:
+            on_their_way.append(holders)
+            if is_cut_off:
+                raise RedisSilent
+            await asyncio.sleep(3_600)
+        return (await store.take_lanes(node, limit, holders))[0]
+
+    lanes = Lanes(take, store.give_lanes)
+    taking = asyncio.create_task(lanes.take("a", 4, ["c1", "c2"], asyncio.Event()))
+    if is_cut_off:
+        assert await taking == 2
+    else:
+        await come(lambda: on_their_way)
+        await end(taking)
+    await lanes.give("a", "c1", "c2")
+    await store.take_lanes("a", 4, on_their_way[0])
+    assert held(redis_client) == {}
+    assert await lanes.take("a", 1, ["c3"], asyncio.Event()) == 1
+    # Who was sure of it leaves nothing.
+    await lanes.give("a", "c3")
+    assert set(redis_client.zrange(keys.lanes_over("a"), 0, -1)) == {b"c1", b"c2"}
+    assert 0 < int(redis_client.ttl(keys.lanes_over("a"))) <= LANE_TTL_S
+    await client.aclose()

@@ -323,6 +323,24 @@ async def test_a_node_that_is_ending_is_not_left_before_it_has(
     assert (await asyncio.wait_for(placing, 60)).node == "beside"
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_session_sends_an_ending_node_nothing_until_it_is_back_or_has_left(
+    placement: Placement, lives: Lives, redis_client: redis.Redis, until: Until, comes_back: bool
+) -> None:
+    home = lives("home", HOST, state="draining")
+    watch = placement._watch
+    watch.follow("home", home.incarnation)
+    await asyncio.to_thread(until, lambda: watch.health("home").is_ending, "it is known to end")
+    outlasting = asyncio.create_task(placement.outlasts("home", asyncio.Event()))
+    await asyncio.wait({outlasting}, timeout=0.5)
+    assert not outlasting.done()
+    if comes_back:
+        lives("home", HOST)
+    else:
+        redis_client.delete(keys.lease("home"), keys.node("home"))
+    assert await asyncio.wait_for(outlasting, 60) is comes_back
+
+
 async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_waited_for(
     placement: Placement, lives: Lives, redis_client: redis.Redis, until: Until
 ) -> None:

@@ -10,6 +10,7 @@ import redis
 
 from coordinator.cluster.collect import BLOCK_MS, ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.patience import CANCELLED_S
 from coordinator.cluster.placement import LISTED_S, Placement
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.turns import Turns
@@ -175,3 +176,37 @@ async def test_a_look_at_progress_that_goes_on_when_it_is_ended_holds_up_nobody(
     ended, _ = await asyncio.wait({asking}, timeout=10)
 
     assert ended == {asking}
+
+
+@pytest.mark.parametrize(("away_s", "is_waited_for"), [(keys.OUTAGE_S, True), (CANCELLED_S, False)])
+async def test_the_end_of_a_session_waits_for_a_node_that_ends_unless_it_was_cancelled(
+    placement: Placement,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    away_s: float,
+    is_waited_for: bool,
+) -> None:
+    monkeypatch.setattr("coordinator.cluster.placement.FINISH_S", 1.0)
+    monkeypatch.setattr("coordinator.cluster.watch.LEFT_S", 0.3)
+    ending, watch = NODE.model_copy(update={"state": "draining"}), placement._watch
+    redis_client.set(keys.lease(NODE.node), NODE.incarnation)
+    redis_client.set(keys.node(NODE.node), ending.model_dump_json())
+    await asyncio.to_thread(until, lambda: watch.health(NODE.node).is_ending, "it is known to end")
+    box = BoxOrder(
+        session="s",
+        generation=1,
+        session_dir=str(tmp_path),
+        image="i",
+        workspace=str(tmp_path),
+        workspace_mode=WorkspaceMode.BIND,
+    )
+    finishing = asyncio.create_task(placement.finish(box, NODE, apply=False, away_s=away_s))
+    await asyncio.wait({finishing}, timeout=3.0)
+    assert finishing.done() is not is_waited_for
+    redis_client.delete(keys.lease(NODE.node), keys.node(NODE.node))
+    outcome = await asyncio.wait_for(finishing, 60)
+
+    assert outcome.error is not None
+    assert ("has been gone" if is_waited_for else "nothing came within 1 s") in outcome.error

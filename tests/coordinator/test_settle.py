@@ -11,12 +11,12 @@ from pydantic import JsonValue
 from coordinator.cluster import settle
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
-from coordinator.cluster.settle import Settler
+from coordinator.cluster.settle import MustResend, Settler
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.watch import Watch
 from tests.orders import box_order, call_order
 from worker.contract import keys
-from worker.contract.orders import CallKey, CallOrder, CallOutcome, Fate
+from worker.contract.orders import CallKey, CallOrder, CallOutcome, Fate, NodeLife
 from worker.contract.replies import Reply
 
 PRINTED = "so far"
@@ -162,3 +162,44 @@ async def test_a_running_call_whose_claim_went_with_all_else_in_redis_is_asked_f
 
     assert outcome.result is not None
     assert outcome.result["text"] == PRINTED
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_call_that_an_ending_node_did_not_read_any_more_waits_for_its_next_life_or_for_its_end(
+    store: Store,
+    redis_url: str,
+    redis_client: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    comes_back: bool,
+) -> None:
+    monkeypatch.setattr(settle, "UNCLAIMED_S", 0.1)
+    monkeypatch.setattr(settle, "GRACE_S", 0.5)
+    monkeypatch.setattr("coordinator.cluster.watch.LEFT_S", 0.5)
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="one")
+    life = NodeLife(node="n", incarnation="one", places=1, lanes=1, state="draining")
+    redis_client.set(keys.node("n"), life.model_dump_json())
+    redis_client.set(keys.lease("n"), "one")
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    async with Watch(store) as watch:
+        watch.follow("n", "one")
+        while not watch.health("n").is_ending:
+            await asyncio.sleep(0.02)
+        settler = Settler(store=store, reader=reader, dispatcher=Node(reader), watch=watch)
+        sent = settler.expect(order, 0.1, run_id=await store.run_id())
+        settling = asyncio.create_task(settler.settle(sent, asyncio.Event()))
+        # Longer than both the time for a claim and the call's own.
+        await asyncio.wait({settling}, timeout=2.0)
+        assert not settling.done(), settling.exception()
+        if comes_back:
+            redis_client.set(keys.node("n"), life.model_copy(update={"incarnation": "two"}).model_dump_json())
+            redis_client.set(keys.lease("n"), "two")
+        else:
+            redis_client.delete(keys.node("n"), keys.lease("n"))
+        with pytest.raises(MustResend, match="restarted" if comes_back else "gone|never reached"):
+            await asyncio.wait_for(settling, 60)
+    await client.aclose()
+
+    assert redis_client.get(keys.claim(str(key))) == b"FENCED"

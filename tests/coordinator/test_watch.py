@@ -8,7 +8,7 @@ import redis
 from redis.exceptions import RedisError
 
 from coordinator.cluster.store import Store, connect
-from coordinator.cluster.watch import EVERY_S, QUIET_S, SILENT_S, NodeHealth, Watch
+from coordinator.cluster.watch import DESCRIBED_S, ENDING_S, EVERY_S, QUIET_S, SILENT_S, NodeHealth, Watch
 from worker.contract import keys
 from worker.contract.orders import NodeLife
 
@@ -247,3 +247,26 @@ async def test_a_node_that_an_emptied_redis_does_not_know_may_only_be_cut_off(
     assert not watch.health("a").is_gone, "its boxes do not stand still yet"
     await look(watch, clock, int(LIFE.freeze_s / EVERY_S))
     assert watch.health("a").is_lost
+
+
+async def test_a_node_that_says_that_it_ends_is_known_to_within_a_second_and_not_for_ever(
+    watch: Watch, clock: Clock, redis_client: redis.Redis
+) -> None:
+    register(redis_client)
+    await look(watch, clock)
+    assert not watch.health("a").is_ending
+
+    ending = LIFE.model_copy(update={"state": "draining"})
+    redis_client.set(keys.node("a"), ending.model_dump_json())
+    await look(watch, clock, int(DESCRIBED_S / EVERY_S))
+    assert watch.health("a") == NodeHealth("a-1", 0.0, is_ending=True)
+
+    clock.now += ENDING_S
+    await look(watch, clock)
+    assert watch.health("a") == NodeHealth("a-1", 0.0)
+
+    # Its next life has as long.
+    redis_client.set(keys.node("a"), ending.model_copy(update={"incarnation": "a-2"}).model_dump_json())
+    redis_client.set(keys.lease("a"), "a-2")
+    await look(watch, clock)
+    assert watch.health("a").is_ending

@@ -1,6 +1,8 @@
 """The Celery app's addresses and settings, with a real Redis behind them."""
 
+import contextlib
 import ssl
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +81,25 @@ def test_sending_keeps_no_trace_of_a_task_but_its_message(app: Celery, redis_cli
 )
 def test_what_a_call_running_once_rests_on_is_set(app: Celery, setting: str, value: object) -> None:
     assert app.conf[setting] == value
+
+
+def test_what_a_node_is_sent_and_all_that_comes_with_it_goes_by_itself(app: Celery, redis_client: redis.Redis) -> None:
+    queue, heard = keys.queue("gone"), list[object]()
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        node = app.control.mailbox.Node("sandhog@gone", state=None, channel=channel)
+        node.handlers["hear"] = lambda state, word: heard.append(word)
+        with node.listen(), app.amqp.TaskConsumer(channel, queues=[app.amqp.queues[queue]]) as consumer:
+            consumer.register_callback(lambda body, message: heard.append("order"))
+            app.signature(CALL_TASK, kwargs={"order": {}}, immutable=True).set(queue=queue).apply_async()
+            until = time.monotonic() + 20
+            while set(heard) != {"order", "all"} and time.monotonic() < until:
+                # It is heard by whoever listens by then.
+                app.control.broadcast("hear", {"word": "all"}, destination=["sandhog@gone"], reply=False)
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=1)
+    # Nobody reads it any more.
+    app.signature(CALL_TASK, kwargs={"order": {}}, immutable=True).set(queue=queue).apply_async()
+
+    assert set(heard) == {"order", "all"}
+    assert redis_client.keys("*") == [queue.encode()]
+    assert 0 < int(redis_client.ttl(queue)) <= keys.QUEUE_TTL_S

@@ -33,8 +33,13 @@ CHILD_MARK = "."
 
 
 def queue(node: str) -> str:
-    """Return the name of a node's own Celery queue."""
+    """Return the name of a node's own Celery queue; its list expires."""
     return f"w.{node}"
+
+
+QUEUE_TTL_S = 86_400
+"""What a node does not read any more, counted from when it was last sent anything. Far longer than any call's deadline,
+since two machines' clocks may be hours apart: that a late call does not run is the fence's doing."""
 
 
 def hostname(node: str) -> str:
@@ -167,6 +172,14 @@ def errands(node_name: str, kind: str) -> str:
 def lanes(node_name: str) -> str:
     """Return the sorted set of lane holders on a node (score: expiry, Unix seconds)."""
     return f"{PREFIX}lanes:{node_name}"
+
+
+def lanes_over(node_name: str) -> str:
+    """Return the sorted set of those who get no lane on a node any more (score: expiry, Unix seconds).
+
+    Only of such as do not know whether Redis has heard their request for one: it may only just hear it.
+    """
+    return f"{PREFIX}lanes_over:{node_name}"
 
 
 def session(session_id: str) -> str:

@@ -177,12 +177,32 @@ NO_PLACE = -1
 """In place of how many were taken: the session has no place on the node."""
 TAKE = _TAKE.replace("{result}", "got")
 TAKE_IN_LIFE = f"""{_SINCE}
--- As TAKE, with one more key, the places of the node, and one more argument, the last: a session ("" for none). Takes
--- nothing for one without a place there. Returns how many, or {NO_PLACE} for that, and the life of Redis.
+-- As TAKE, with two more keys, the places of the node and who gets no lane any more, and one more argument, the last: a
+-- session ("" for none). Takes nothing for one without a place there. Returns how many, or {NO_PLACE} for that, and the
+-- life of Redis.
 local session = table.remove(ARGV)
 if session ~= '' and not redis.call('ZSCORE', KEYS[2], session) then return {{{NO_PLACE}, life}} end
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  for i = #ARGV, 3, -1 do
+    if redis.call('ZSCORE', KEYS[3], ARGV[i]) then table.remove(ARGV, i) end
+  end
+end
 """ + _TAKE.replace("{result}", "{got, life}")
 """What is dispatched next has to know all that, and one question is cheaper than three."""
+
+GIVE = """
+-- KEYS: holders, who gets no lane any more. ARGV: ttl_s, how many of the next, from the first, get none from now on,
+-- holder... Takes their lanes back; a holder that has none is passed over.
+local now, over = tonumber(redis.call('TIME')[1]), tonumber(ARGV[2])
+for i = 3, #ARGV do
+  redis.call('ZREM', KEYS[1], ARGV[i])
+  if i <= 2 + over then redis.call('ZADD', KEYS[2], now + tonumber(ARGV[1]), ARGV[i]) end
+end
+if over > 0 then
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+  redis.call('EXPIRE', KEYS[2], ARGV[1])
+end
+"""
 
 RUN_ID = f"""{_SINCE}
 -- Returns the id of this life of Redis; the whole of INFO would be parsed by the client.
