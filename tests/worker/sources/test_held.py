@@ -383,10 +383,18 @@ def test_an_archive_is_unpacked_by_a_child_without_rights(make: Callable[..., So
         assert (Path(held.workspace) / "d" / "a.txt").read_text() == "alpha"
         if os.geteuid() == 0:
             assert (Path(held.workspace) / "d" / "a.txt").stat().st_uid != 0
+    packed = archive.read_bytes()
     archive.write_bytes(b"broken")
     with pytest.raises(WorkspaceRefused, match=r"work\.tar\.gz is not unpacked"), sources.held(one):
         pass
-    archive.unlink()
+    archive.write_bytes(packed)
+    with sources.held(one):
+        for name in ("base", "work"):
+            (archive.parent / name).mkdir()
+    assert not archive.exists(), "it takes no room once the copy is made"
+    with sources.held(one) as held:
+        assert held.workspace == str(archive.parent / "base")
+    (archive.parent / "base").rmdir()
     with pytest.raises(WorkspaceRefused, match="is not there"), sources.held(one):
         pass
 
