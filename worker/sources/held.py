@@ -277,6 +277,8 @@ class Sources:
         if depth > MAX_NESTING or len(said.submodules) > MAX_SUBMODULES:
             raise WorkspaceRefused(f"{source.url} has more submodules than are fetched.")
         for path, url, commit in said.submodules:
+            if not url:
+                raise SourceUnfit(f"The submodule {path!r} of {above.url} has no address in .gitmodules.")
             remotes, whole = self._settings.remotes, _absolute(url, above.url)
             # It may lie on a host that the credential is not for, and be public.
             remote = remotes.remote(whole, remotes.credential_for(whole, source.credential))
