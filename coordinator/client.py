@@ -25,6 +25,8 @@ from coordinator.errors import ConfigError, SandhogError
 
 ENDED = frozenset({"completed", "stopped", "failed", "cancelled"})
 TRIES = 5
+AWAY = frozenset({502, 503, 504})
+"""Statuses of a server that cannot answer now: its own, and those of a proxy or balancer that does not reach it."""
 WAIT_S = 30.0
 """How long one request waits on the server; then it is asked again."""
 SILENCE_S = 60.0
@@ -160,7 +162,9 @@ class Client:
                     yield event
                 if has_ended or self.get(session_id)["status"] in ENDED:
                     return
-            except httpx2.HTTPError as exc:
+            except (httpx2.HTTPError, ApiError) as exc:
+                if isinstance(exc, ApiError) and exc.status not in AWAY:
+                    raise
                 failures += 1
                 if failures >= TRIES:
                     raise ApiError("UNREACHABLE", f"The stream of {session_id} breaks again and again: {exc}") from exc
@@ -313,7 +317,7 @@ class Client:
                 if response.is_success:
                     return response
                 error = _error(response)
-                if response.status_code != 503:
+                if response.status_code not in AWAY:
                     raise error
                 retry_after_s = _seconds(response.headers.get("retry-after"))
             except httpx2.HTTPError as exc:

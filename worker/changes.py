@@ -5,6 +5,7 @@ large, too deep or no file is left out by name instead of being guessed at.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,17 @@ MAX_CHANGES = 10_000
 MAX_NAMED = 100
 """Paths named in `Changes.left_out`."""
 
+_UNSEEN = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+_GIT = re.compile(r"(?:\A|[/\\])(?:\.git|git~1)[ .]*(?:\Z|[/\\:])", re.IGNORECASE | re.ASCII)
+_MODULES = re.compile(
+    r"(?:\A|[/\\])"
+    r"(?:\.gitmodules/|(?:\.gitmodules|gitmod~[1-4]|(?:g(?:i(?:7(?:e(?:ba?)?)?)?)?)?~[1-9][0-9]*)[ .]*(?:\Z|:))",
+    re.IGNORECASE | re.ASCII,
+)
+"""Paths that `git apply` refuses, and with one of them the whole patch: elsewhere they are `.git` or, as a link that
+git would follow, `.gitmodules` under another name. Source: `verify_path` and `is_ntfs_dotgit` in git, and for the
+characters that a file system does not see `next_hfs_char`.
+"""
 _CACHE_DIRECTORIES = frozenset({"__pycache__", ".pytest_cache"})
 
 
@@ -119,7 +131,7 @@ def _compare(
             if before and after and _is_same(old_tree, new_tree, path, before, after):
                 continue
             total_bytes += _size(before) + _size(after)
-            why_not = _why_not(before, after, total_bytes, len(items))
+            why_not = _why_not(path, before, after, total_bytes, len(items))
             if why_not:
                 total_bytes -= _size(before) + _size(after)
                 left_out.add(path, why_not)
@@ -138,7 +150,11 @@ def _is_passed_over(path: str, old: Listing, new: Listing, kept: set[str] | None
     return path.endswith(".pyc") or not _CACHE_DIRECTORIES.isdisjoint(path.split("/"))
 
 
-def _why_not(before: os.stat_result | None, after: os.stat_result | None, total_bytes: int, count: int) -> str:
+def _why_not(
+    path: str, before: os.stat_result | None, after: os.stat_result | None, total_bytes: int, count: int
+) -> str:
+    if _is_refused_by_git(path, is_link=any(one is not None and git_mode(one) == LINK_MODE for one in (before, after))):
+        return "git takes no such path"
     if max(_size(before), _size(after)) > MAX_FILE_BYTES:
         return f"is larger than {MAX_FILE_BYTES // 1_000_000} MB"
     if count >= MAX_CHANGES:
@@ -146,6 +162,11 @@ def _why_not(before: os.stat_result | None, after: os.stat_result | None, total_
     if total_bytes > MAX_TOTAL_BYTES:
         return f"the changes are larger than {MAX_TOTAL_BYTES // 1_000_000} MB"
     return ""
+
+
+def _is_refused_by_git(path: str, *, is_link: bool) -> bool:
+    seen = _UNSEEN.sub("", path)
+    return _GIT.search(seen) is not None or (is_link and _MODULES.search(seen) is not None)
 
 
 def _change(

@@ -83,7 +83,7 @@ async def _found(entry: Named, service: Service, path: str) -> Response:
 
 @router.get(
     "/patch",
-    response_class=Response,
+    response_class=StreamingResponse,
     responses={
         200: {"content": {"text/x-diff": {}}, "description": "For `git apply`; empty where nothing changed."},
         **faults(409),
@@ -97,5 +97,5 @@ async def patch(entry: Named) -> Response:
     if entry.facts.patch_path is None:
         words = f"Session {entry.session_id} has no patch: it worked on the directory itself, or had no box."
         raise Refused(Code.NOT_FOUND, words)
-    content = await on_volume(kept.patch, entry.directory)
-    return Response(content, media_type="text/x-diff", headers=NO_SNIFFING)
+    file = await on_volume(kept.open_patch, entry.directory)
+    return StreamingResponse(kept.pieces_of(file), media_type="text/x-diff", headers=NO_SNIFFING)

@@ -8,7 +8,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
 from coordinator.api.asked import Named, Service, shown
-from coordinator.api.auth import Asker
+from coordinator.api.auth import Asker, AskerNow
 from coordinator.api.errors import faults
 from coordinator.api.sse import stream
 from coordinator.service.entries import Entry
@@ -127,6 +127,7 @@ async def show(entry: Named, service: Service, wait: Wait = 0.0) -> SessionView:
 async def events(
     entry: Named,
     service: Service,
+    asker_now: AskerNow,
     last_event_id: Annotated[str | None, Header(description="Go on behind this event.")] = None,
     after: Annotated[str | None, Query(description="The same, for those that cannot set a header.")] = None,
 ) -> Response:
@@ -144,7 +145,8 @@ async def events(
         # Source: HTML Living Standard, 9.2.3: 204 tells an EventSource not to connect again.
         return Response(status_code=204)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(stream(service, entry, start), media_type="text/event-stream", headers=headers)
+    messages = stream(service, entry, start, asker_now)
+    return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
 
 
 @router.post("/{session_id}/cancel", status_code=202, response_model=SessionView, responses=faults(404, 409, 413))

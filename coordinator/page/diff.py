@@ -1,5 +1,6 @@
 """A patch, line by line, with what each line is: patch → **diff** → template."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,12 +30,13 @@ class Diff:
     """There is more; the counts are of all of it."""
 
 
-def of_patch(content: bytes) -> Diff:
-    """Return a patch as git writes them, with its lines told apart."""
+def of_patch(content: Iterable[bytes]) -> Diff:
+    """Return a patch as git writes them, given by its lines, with these told apart."""
     lines: list[DiffLine] = []
     counts = {"file": 0, "add": 0, "del": 0}
     in_head, total = True, 0
-    for raw in content.decode("utf-8", "replace").split("\n")[: -1 if content.endswith(b"\n") else None]:
+    for line in content:
+        raw = line.decode("utf-8", "replace").removesuffix("\n")
         kind = _kind(raw, in_head=in_head)
         in_head = kind == "file" or (in_head and kind != "hunk")
         total += 1

@@ -135,7 +135,7 @@ async def patch(request: Request, entry: Shown, page: ThePage) -> Response:
     if entry.facts.patch_path is None:
         words = "This session has no patch: it has not ended, worked on the directory itself, or had no box."
         raise Refused(Code.NOT_FOUND, words)
-    found = await on_volume(lambda: diff.of_patch(kept.patch(entry.directory)))
+    found = await on_volume(_diff, entry.directory)
     return rendering.page("diff.html", request, session=page.sessions.view(entry), diff=found)
 
 
@@ -193,6 +193,11 @@ def _stream(request: Request, page: Page, watched: Watched, after: str) -> Respo
         raise Refused(Code.INVALID, f"after: {exc}.") from exc
     headers = {**HEADERS, "X-Accel-Buffering": "no"}
     return StreamingResponse(live(request, page, watched, last), media_type="text/event-stream", headers=headers)
+
+
+def _diff(session_dir: FilePath) -> diff.Diff:
+    with kept.open_patch(session_dir) as file:
+        return diff.of_patch(file)
 
 
 def _read(story: Story, directory: FilePath, session_dir: FilePath) -> tuple[Story, EventId]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from coordinator.service.journal import chain
 
@@ -33,13 +34,20 @@ def transcript(session_dir: Path) -> Iterator[bytes]:
     return pieces()
 
 
-def patch(session_dir: Path) -> bytes:
-    """Return the session's patch.
+def open_patch(session_dir: Path) -> BinaryIO:
+    """Return the session's patch, open; it may be hundreds of megabytes, and many may ask for one at once.
 
     Raises:
         OSError: there is none, or it cannot be read.
     """
-    return (session_dir / PATCH).read_bytes()
+    return (session_dir / PATCH).open("rb")
+
+
+def pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield what is in a file, and close it."""
+    with file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece
 
 
 def copy_dir(session_dir: Path) -> Path:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from worker.changes import changes_between
@@ -163,6 +163,45 @@ def test_the_patch_is_what_git_writes(tmp_path: Path) -> None:
 def without_headings(patch: bytes) -> list[bytes]:
     """Return a patch's lines without the function names git puts behind a hunk's header."""
     return sorted(b"@@".join(line.split(b"@@")[:2]) if line.startswith(b"@@") else line for line in patch.split(b"\n"))
+
+
+other_names = st.lists(
+    st.sampled_from([".", "git", "GIT", "~1", "~2", "modules", "gi7eba", " ", ":", "\\", "/", "x", "\u200c"]),
+    min_size=1,
+    max_size=5,
+).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=other_names.filter(lambda name: not {"", ".", "..", ".git"} & set(name.lower().split("/"))),
+    kind=st.sampled_from(["file", "link"]),
+)
+@example(name="git~1", kind="file")
+@example(name="a/.git /x", kind="file")
+@example(name=".git::$INDEX_ALLOCATION", kind="file")
+@example(name="..\\.GIT", kind="link")
+@example(name="a/.gitmodules", kind="link")
+@example(name=".gitmodules/x", kind="link")
+@example(name="GI7EBA~1", kind="link")
+@example(name=".g\u200cit", kind="file")
+def test_no_name_makes_git_refuse_the_whole_patch(name: str, kind: str) -> None:
+    others: TreeOf = {b"other": ("file", b"1\n")}
+    with tempfile.TemporaryDirectory() as place:
+        new = {**others, name.encode(): (kind, b"x")}
+        _, made = patch_and_result(Path(place), {}, new, "git", "-c", "core.protectHFS=true", *GIT[1:])
+        left_out = changes_between(Path(place) / "base", Path(place) / "work").left_out
+    assert made == (others if left_out else new)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "file") for name in (".gitmodules", ".gitx", "git~2", "x.git", ".git~1", "a\\b", "c:x", "git", "x:.git")]
+    + [(name, "link") for name in (".gitignore", "gitmodules", "gitmod~5", "gitmodules/x", "x~1")],
+)
+def test_names_that_only_look_like_gits_own_are_in_the_patch(tmp_path: Path, name: str, kind: str) -> None:
+    new: TreeOf = {name.encode(): (kind, b"x")}
+    assert patch_and_result(tmp_path, {}, new, *GIT)[1] == new
 
 
 def test_a_file_turned_into_a_directory_and_back(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ _SCP = re.compile(r"(?P<user>[A-Za-z0-9._-]+)@(?P<host>[A-Za-z0-9.-]+):(?P<path>
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATH = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9._/~+%@,-]*")
+_HIDDEN = re.compile(r"%(?:2[ef5]|5c)", re.IGNORECASE)
+"""An escaped dot, slash, percent sign or backslash: a server may read `%2e%2e` as the `..` that is refused."""
 _REF = re.compile(r"[^\s\x00-\x20\x7f:^~?*\[\\+-][^\s\x00-\x20\x7f:^~?*\[\\]*")
 _PORTS = {"https": 443, "http": 80, "ssh": 22}
 
@@ -51,7 +53,7 @@ def repository_parts(url: str) -> RepositoryParts:
     else:
         parts = _split(url, shown)
     is_plain = _HOST.fullmatch(parts.host) and _USER.fullmatch(parts.user) and _PATH.fullmatch(parts.path)
-    if not is_plain or ".." in parts.path.split("/"):
+    if not is_plain or ".." in parts.path.split("/") or _HIDDEN.search(parts.path):
         raise ValueError(f"{shown} is no URL of a repository.")
     return parts
 

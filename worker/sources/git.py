@@ -4,6 +4,7 @@ Git never sees a configuration that somebody else wrote: the repository is made 
 nor a user's files are read. So there are no hooks, filters, helpers or other commands for it to run.
 """
 
+import base64
 import os
 import re
 import shlex
@@ -173,7 +174,11 @@ def _look(git: _Git, commit: str, bounds: Bounds) -> list[tuple[str, str]]:
 def _with_urls(git: _Git, tree: Path, submodules: Sequence[tuple[str, str]]) -> tuple[tuple[str, str, str], ...]:
     if not submodules or not (tree / ".gitmodules").is_file() or (tree / ".gitmodules").is_symlink():
         return ()
-    said = git("config", "--file", ".gitmodules", "--null", "--list")
+    try:
+        said = git("config", "--file", ".gitmodules", "--null", "--list")
+    except GitFailed:
+        # Whoever wants a submodule is told that it has no address; nobody else is asked to mend the file.
+        said = ""
     paths, urls = {}, {}
     for record in said.split("\0"):
         name, _, value = record.partition("\n")
@@ -181,7 +186,12 @@ def _with_urls(git: _Git, tree: Path, submodules: Sequence[tuple[str, str]]) -> 
             paths[value] = name.removesuffix(".path")
         elif name.startswith("submodule.") and name.endswith(".url"):
             urls[name.removesuffix(".url")] = value
-    return tuple((path, urls.get(paths.get(path, ""), ""), commit) for path, commit in submodules)
+    found = ((path, urls.get(paths.get(path, ""), ""), commit) for path, commit in submodules)
+    # What is not UTF-8 is said otherwise, and lies nowhere.
+    return tuple(
+        (os.fsencode(path).decode(errors="replace"), os.fsencode(url).decode(errors="replace"), commit)
+        for path, url, commit in found
+    )
 
 
 def _environment(job: GitJob, home: Path) -> dict[str, str]:
@@ -232,5 +242,8 @@ def _kept(path: Path, content: str) -> str:
 
 
 def _secrets(job: GitJob) -> list[str]:
+    """Return what may not be shown, the longest first: a server may say again what it was sent, also decoded."""
     header = job.header.get_secret_value()
-    return [part for part in (header, header.rpartition(" ")[2]) if part]
+    sent = header.rpartition(" ")[2]
+    proof = base64.b64decode(sent).decode("utf-8", "replace")
+    return [part for part in (header, sent, proof, proof.partition(":")[2]) if part]

@@ -105,12 +105,15 @@ class Sources:
             return
         if order.workspace_mode is not WorkspaceMode.COPY:
             raise WorkspaceRefused("A workspace that is fetched is a private copy; it cannot be bound.")
-        if (session_dir / "base").exists() and ((session_dir / IMAGE).exists() or (session_dir / "work").exists()):
+        if _is_copied(session_dir):
+            _forget_archive(session_dir)
             # The copy is made: what set-up looks at are the files as they were then.
             yield order.model_copy(update={"workspace": str(session_dir / "base")})
             return
         with self._wanted(order.session), self._directory(order, source) as directory:
             yield order.model_copy(update={"workspace": str(directory)})
+        if _is_copied(session_dir):
+            _forget_archive(session_dir)
 
     def cancel(self, session: str) -> None:
         """Break off what is being fetched for a session, if anything is."""
@@ -274,6 +277,8 @@ class Sources:
         if depth > MAX_NESTING or len(said.submodules) > MAX_SUBMODULES:
             raise WorkspaceRefused(f"{source.url} has more submodules than are fetched.")
         for path, url, commit in said.submodules:
+            if not url:
+                raise SourceUnfit(f"The submodule {path!r} of {above.url} has no address in .gitmodules.")
             remotes, whole = self._settings.remotes, _absolute(url, above.url)
             # It may lie on a host that the credential is not for, and be public.
             remote = remotes.remote(whole, remotes.credential_for(whole, source.credential))
@@ -336,6 +341,16 @@ class Sources:
             del sizes[path]
             with suppress(OSError):
                 remove_tree(aside)
+
+
+def _is_copied(session_dir: Path) -> bool:
+    return (session_dir / "base").exists() and ((session_dir / IMAGE).exists() or (session_dir / "work").exists())
+
+
+def _forget_archive(session_dir: Path) -> None:
+    """Remove what nobody asks for any more; the session's directory may be kept for long."""
+    with suppress(OSError):
+        (session_dir / ARCHIVE_FILE).unlink()
 
 
 def _failure(said: Said, words: str) -> WorkspaceRefused:

@@ -8,6 +8,7 @@ links that lead elsewhere belong to it: they mean the image's own files, which t
 import bz2
 import calendar
 import contextlib
+import errno
 import gzip
 import lzma
 import os
@@ -15,10 +16,11 @@ import posixpath
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from worker.beneath import OPEN_DIRECTORY
 from worker.sources.jobs import Bounds
@@ -28,6 +30,8 @@ MAX_LINK_BYTES = 4_096
 PIECE_BYTES = 1024 * 1024
 SLACK_BYTES = 64 * 1024 * 1024
 """What headers and padding of a tar may be beside its files."""
+_UNFIT = frozenset((None, errno.EINVAL, errno.ENAMETOOLONG, errno.EILSEQ))
+"""Of errors that the archive is at fault for, not the disk: a broken stream or place in it, a name that cannot be."""
 
 
 class ArchiveRefused(Exception):
@@ -141,6 +145,20 @@ class _Counted:
         return piece
 
 
+_NO_HEADER = (tarfile.TruncatedHeaderError, tarfile.InvalidHeaderError)  # type: ignore[attr-defined]
+
+
+class _Member(tarfile.TarInfo):
+    """An entry of a tar. Behind the first one, the library takes a header that cannot be read for the archive's end."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except _NO_HEADER as exc:
+            raise tarfile.ReadError(str(exc)) from exc
+
+
 def unpack(descriptor: int, root: Path, bounds: Bounds, *, keeps_links: bool = False) -> None:
     """Unpack an archive into an empty directory.
 
@@ -165,10 +183,15 @@ def unpack(descriptor: int, root: Path, bounds: Bounds, *, keeps_links: bool = F
                 _unpack_tar(_decompressed(archive, beginning), tree)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, NotImplementedError, RuntimeError) as exc:
         raise ArchiveRefused(f"it cannot be read: {exc}") from exc
-    except (gzip.BadGzipFile, UnicodeError, ValueError, OverflowError) as exc:
+    except (gzip.BadGzipFile, zlib.error, UnicodeError, ValueError, OverflowError, IndexError) as exc:
         raise ArchiveRefused(f"it is broken: {exc}") from exc
     except (IsADirectoryError, NotADirectoryError, FileExistsError) as exc:
         raise ArchiveRefused(f"two of its entries stand at one place: {exc.filename!r}") from exc
+    except OSError as exc:
+        if exc.errno not in _UNFIT:
+            raise
+        where = f": {_shown(exc.filename)}" if isinstance(exc.filename, str) else ""
+        raise ArchiveRefused(f"it is broken: {exc.strerror or exc}{where}") from exc
     finally:
         tree.close()
 
@@ -191,7 +214,7 @@ def unpack_named(stream: IO[bytes], directory: int, name: str, bounds: Bounds) -
     counted: Any = _Counted(stream, bounds.total_bytes + SLACK_BYTES + 1_024 * bounds.entries)
     tree: _Tree | None = None
     try:
-        with tarfile.open(fileobj=counted, mode="r|") as tar:
+        with tarfile.open(fileobj=counted, mode="r|", tarinfo=_Member) as tar:
             first = tar.next()
             if first is None or not (first.isdir() or first.isreg()):
                 raise ArchiveRefused("it begins with neither a file nor a directory")
@@ -236,9 +259,12 @@ def _decompressed(archive: IO[bytes], beginning: bytes) -> IO[bytes]:
 
 def _unpack_tar(stream: IO[bytes], tree: _Tree) -> None:
     counted: Any = _Counted(stream, tree.bounds.total_bytes + SLACK_BYTES + 1_024 * tree.bounds.entries)
-    with tarfile.open(fileobj=counted, mode="r|") as tar:
+    with tarfile.open(fileobj=counted, mode="r|", tarinfo=_Member) as tar:
         for member in tar:
             _unpack_member(tar, member, _inside(member.name), tree)
+    while counted.read():
+        # What a packer wrote behind its tar: the sum that its content is proven by stands at its end.
+        pass
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, tree: _Tree) -> None:
@@ -291,7 +317,6 @@ def _zip_entries(opened: zipfile.ZipFile, bounds: Bounds) -> Iterator[zipfile.Zi
 
 
 def _zip_mtime(entry: zipfile.ZipInfo) -> float:
-
     try:
         return float(calendar.timegm((*entry.date_time, 0, 0, 0)))
     except (ValueError, OverflowError):

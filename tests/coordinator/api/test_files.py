@@ -1,10 +1,11 @@
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from coordinator.service.files import Listing, read
-from coordinator.service.kept import copy_dir
+from coordinator.service.kept import PATCH, copy_dir
 from coordinator.service.refusals import Code, Refused
 from tests.coordinator.api.conftest import Served
 
@@ -77,3 +78,24 @@ async def test_names_that_a_model_chose_badly_are_listed_and_read(served: Served
     assert (listed.status_code, listed.json()["names"]) == (200, ["bad\ufffd", "end\n", "new\nline"]), listed.text
     assert (await client.get(f"{path}/new%0Aline")).content == b"content"
     assert (await client.get(f"{path}/end%0A")).content == b"end"
+
+
+async def test_a_large_patch_takes_no_memory_of_its_size(served: Served) -> None:
+    client = served.client()
+    session_id = (await client.post("/v1/sessions", json={"prompt": "x"})).json()["session_id"]
+    await served.ended(client, session_id)
+    entry = served.sessions.index.get(session_id)
+    assert entry is not None
+    # No worker is here that would have made one.
+    entry.facts.patch_path = str(entry.directory / PATCH)
+    size = 64 * 1024 * 1024
+    with (entry.directory / PATCH).open("wb") as file:
+        file.truncate(size)
+    tracemalloc.start()
+    try:
+        async with client.stream("GET", f"/v1/sessions/{session_id}/patch") as response:
+            assert response.status_code == 200
+            assert sum([len(piece) async for piece in response.aiter_raw()]) == size
+        assert tracemalloc.get_traced_memory()[1] < size // 2
+    finally:
+        tracemalloc.stop()

@@ -293,6 +293,30 @@ async def test_a_token_that_is_revoked_ends_what_it_could_do(served: Served) -> 
     assert code(await client.get("/v1/principals/me")) == "UNAUTHENTICATED"
 
 
+async def test_a_stream_ends_with_the_token_that_it_was_asked_with(served: Served) -> None:
+    kept, revoked = (served.tokens.create("team") for _ in range(2))
+    client = served.client(kept)
+    session_id = (await client.post("/v1/sessions", json=prompt(stay_open=True))).json()["session_id"]
+
+    async def read(token: str, has_all: asyncio.Event) -> None:
+        async with served.client(token).stream("GET", f"/v1/sessions/{session_id}/events") as response:
+            async for line in response.aiter_lines():
+                if line == "event: turn_ended":
+                    has_all.set()
+
+    has_all = {token: asyncio.Event() for token in (kept, revoked)}
+    readers = {token: asyncio.create_task(read(token, has_all[token])) for token in has_all}
+    async with asyncio.timeout(60):
+        for event in has_all.values():
+            await event.wait()
+        assert not any(reader.done() for reader in readers.values())
+        served.tokens.revoke(revoked.split("_")[1])
+        await readers[revoked]
+        assert not readers[kept].done(), "the other one goes on, though it is the same principal's"
+        await client.post(f"/v1/sessions/{session_id}/cancel")
+        await readers[kept]
+
+
 async def test_what_is_not_there_and_what_is_not_meant_has_the_one_shape(served: Served) -> None:
     client = served.client()
     assert (await client.get("/v1/nothing")).status_code == 404

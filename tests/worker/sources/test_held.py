@@ -44,6 +44,11 @@ class Forge(BaseHTTPRequestHandler):
         if self.path.startswith("/moved"):
             self._answer(302, {"Location": self.path.replace("/moved", "/org")}, b"")
             return
+        if self.path.startswith("/said"):
+            self._answer(
+                403, {"Content-Type": "text/plain"}, f"bot:{PASSWORD} may not, nor {PASSWORD}, {BASIC}".encode()
+            )
+            return
         if self.headers.get("Authorization") != BASIC:
             self._answer(401, {"WWW-Authenticate": "Basic"}, b"")
             return
@@ -145,7 +150,8 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForgeServer]:
     git(whole, "add", ".")
     git(whole, "commit", "-qm", "second")
     git(whole, "branch", "feature/x")
-    for name in ("part", "whole", "converted"):
+    _make_odd(base / "odd")
+    for name in ("part", "whole", "converted", "odd"):
         git(base, "clone", "-q", "--bare", name, f"org/{name}.git")
     server = ForgeServer(base, certificate)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -174,6 +180,17 @@ def _make_converted(work: Path) -> None:
     for name, text in CONVERTED.items():
         (work / name).write_text(text, encoding=ENCODINGS.get(name, "utf-8"))
     git(work, "add", ".")
+    git(work, "commit", "-qm", "first")
+
+
+def _make_odd(work: Path) -> None:
+    """A repository whose submodules nobody can read: their file is broken, and one's name is no UTF-8."""
+    work.mkdir()
+    git(work, "init", "-q", "-b", "main")
+    (work / ".gitmodules").write_text("[submodule\n")
+    git(work, "add", ".")
+    for name in (b"deps/part", b"deps/\xff"):
+        git(work, "update-index", "--add", "--cacheinfo", "160000", "1" * 40, os.fsdecode(name))
     git(work, "commit", "-qm", "first")
 
 
@@ -262,6 +279,17 @@ def test_submodules_are_fetched_when_asked_for_by_the_same_rules(
         assert not (part / ".git").exists()
 
 
+def test_submodules_that_nobody_can_read_are_in_the_way_of_those_only_who_want_them(
+    forge: ForgeServer, make: Callable[..., Sources], tmp_path: Path
+) -> None:
+    source = GitSource(url=f"{forge.url}/org/odd.git", credential="forge")
+    with make().held(order(tmp_path, source)) as held:
+        assert names(Path(held.workspace)) == [".git", ".gitmodules", "deps"]
+    wanted = order(tmp_path, source.model_copy(update={"submodules": True}))
+    with pytest.raises(SourceUnfit, match="has no address"), make().held(wanted):
+        pass
+
+
 def test_files_are_as_the_commit_has_them_and_the_patch_fits_a_clone_that_converts_them(
     forge: ForgeServer, make: Callable[..., Sources], tmp_path: Path
 ) -> None:
@@ -297,6 +325,7 @@ def test_files_are_as_the_commit_has_them_and_the_patch_fits_a_clone_that_conver
         ("org/none.git", {}, "cannot be fetched"),
         ("org/whole.git", {"ref": "no-such"}, "cannot be fetched"),
         ("moved/whole.git", {}, "cannot be fetched"),
+        ("said/whole.git", {}, r"\[redacted\] may not, nor \[redacted\]"),
         ("org/whole.git", {"lfs": True}, "lfs"),
     ],
 )
@@ -383,10 +412,18 @@ def test_an_archive_is_unpacked_by_a_child_without_rights(make: Callable[..., So
         assert (Path(held.workspace) / "d" / "a.txt").read_text() == "alpha"
         if os.geteuid() == 0:
             assert (Path(held.workspace) / "d" / "a.txt").stat().st_uid != 0
+    packed = archive.read_bytes()
     archive.write_bytes(b"broken")
     with pytest.raises(WorkspaceRefused, match=r"work\.tar\.gz is not unpacked"), sources.held(one):
         pass
-    archive.unlink()
+    archive.write_bytes(packed)
+    with sources.held(one):
+        for name in ("base", "work"):
+            (archive.parent / name).mkdir()
+    assert not archive.exists(), "it takes no room once the copy is made"
+    with sources.held(one) as held:
+        assert held.workspace == str(archive.parent / "base")
+    (archive.parent / "base").rmdir()
     with pytest.raises(WorkspaceRefused, match="is not there"), sources.held(one):
         pass
 

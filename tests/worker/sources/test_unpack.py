@@ -34,9 +34,9 @@ def tar(*members: tarfile.TarInfo | tuple[tarfile.TarInfo, bytes], mode: str = "
     return out.getvalue()
 
 
-def zipped(*entries: tuple[zipfile.ZipInfo | str, bytes]) -> bytes:
+def zipped(*entries: tuple[zipfile.ZipInfo | str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(out, "w", how) as archive:
         for name, content in entries:
             archive.writestr(name, content)
     return out.getvalue()
@@ -46,6 +46,12 @@ def zip_entry(name: str, mode: int) -> zipfile.ZipInfo:
     info = zipfile.ZipInfo(name)
     info.external_attr = mode << 16
     return info
+
+
+def damaged(content: bytes, at: int, bits: int = 0xFF) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= bits
+    return bytes(changed)
 
 
 @pytest.fixture
@@ -126,6 +132,13 @@ def test_a_zip_is_unpacked_with_its_modes_and_links(into: Callable[[bytes], Path
         (b"no archive at all" * 100, "cannot be read"),
         (b"", "cannot be read"),
         (tar((member("f"), b"x" * 5_000), mode="w:gz")[:-40], "cannot be read|broken"),
+        (damaged(tar((member("f"), b"x"), (member("g"), b"y")), 1_100), "cannot be read: bad checksum"),
+        (tar((member("f"), b"x"), (member("g"), b"y"))[:1_100], "cannot be read: truncated header"),
+        (damaged(tar((member("f"), b"x" * 5_000), mode="w:bz2"), 20), "broken: Invalid data stream"),
+        (damaged(zipped(("f", b"x"), how=zipfile.ZIP_BZIP2), 40), "broken: Invalid data stream"),
+        (damaged(zipped(("f", b"")), -5), "broken: Invalid argument"),
+        (tar((member("n" * 300), b"x")), "broken: File name too long: 'nnn"),
+        (zipped(("n" * 300 + "/f", b"x")), "broken: File name too long: 'nnn"),
     ],
     # An archive's own bytes hold the time of day.
     ids=lambda value: value if isinstance(value, str) else "archive",
@@ -172,6 +185,36 @@ def test_a_header_that_unpacks_to_much_is_refused(into: Callable[[bytes], Path])
     content = gzip.compress(header.tobuf(tarfile.PAX_FORMAT) + b"\0" * 80_000_000)
     with pytest.raises(ArchiveRefused):
         into(content)
+
+
+PACKED = {
+    mode: tar((member("a/f"), b"one line\n" * 300), (member("g"), os.urandom(3_000)), mode=mode)
+    for mode in ("w:gz", "w:bz2", "w:xz")
+}
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(PACKED)), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
+def test_an_archive_that_was_damaged_is_refused_or_whole(
+    tmp_path_factory: pytest.TempPathFactory, mode: str, place: float, bits: int
+) -> None:
+    base = tmp_path_factory.mktemp("any")
+    found: dict[str, dict[str, bytes]] = {}
+    for name, content in (
+        ("whole", PACKED[mode]),
+        ("damaged", damaged(PACKED[mode], int(place * len(PACKED[mode])), bits)),
+    ):
+        (base / name).write_bytes(content)
+        (base / f"{name}.tree").mkdir()
+        with (base / name).open("rb") as archive:
+            try:
+                unpack(archive.fileno(), base / f"{name}.tree", BOUNDS)
+            except ArchiveRefused:
+                assert name == "damaged"
+                return
+        files = (path for path in (base / f"{name}.tree").rglob("*") if path.is_file())
+        found[name] = {str(path.relative_to(base / f"{name}.tree")): path.read_bytes() for path in files}
+    assert found["damaged"] == found["whole"]
 
 
 @settings(deadline=None, max_examples=60)
