@@ -84,6 +84,11 @@ class Executor:
         assert self._keeping is not None
         await end(self._keeping)
 
+    @property
+    def run_id(self) -> str:
+        """The life of Redis as it was asked last, or an earlier one; "" before it was."""
+        return self._watch.run_id or ""
+
     async def run(
         self,
         travel: Travel,

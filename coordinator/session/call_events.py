@@ -19,6 +19,8 @@ class CallStarted(EventFields):
     """The tool's name."""
     summary: str = ""
     """Its arguments in one short line."""
+    run_id: str = ""
+    """The life of Redis, as it was known then, or an earlier one; "" where it was not known."""
 
 
 class CallFinished(EventFields):

@@ -256,7 +256,7 @@ class _Builder:
                 with suppress(ValueError):
                     opened.begun_at.setdefault(event.index, datetime.fromisoformat(self._at).timestamp())
                 if self.state.placed is not None:
-                    opened.sent_to.setdefault(event.index, self.state.placed)
+                    opened.sent_to.setdefault(event.index, _as_sent(self.state.placed, event))
             case CallFinished() | AnswerShortened():
                 opened.answers[event.index] = event.answer
                 opened.asked.discard(event.index)
@@ -264,6 +264,11 @@ class _Builder:
                 opened.asked.add(event.index)
             case ApprovalAnswered():
                 opened.asked.discard(event.index)
+
+
+def _as_sent(placed: SessionPlaced, call: CallStarted) -> SessionPlaced:
+    """Return where a call was sent, with the life of Redis that it was sent in: many calls are of a later one."""
+    return placed.model_copy(update={"run_id": call.run_id}) if call.run_id else placed
 
 
 def _elapsed_s(entries: Sequence[Entry]) -> float:

@@ -311,7 +311,16 @@ class StepRunner:
         )
 
     def _start(self, step: int, call: PlannedCall) -> None:
-        self.emit(CallStarted(step=step, index=call.index, call_id=call.call_id, tool=call.name, summary=call.summary))
+        self.emit(
+            CallStarted(
+                step=step,
+                index=call.index,
+                call_id=call.call_id,
+                tool=call.name,
+                summary=call.summary,
+                run_id=self.executor.run_id,
+            )
+        )
 
     def record(self, step: int, answer: Answered, answers: dict[int, Answered]) -> None:
         """Record a call's one answer."""

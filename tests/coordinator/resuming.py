@@ -39,6 +39,7 @@ from worker.contract.orders import (
 class Table(Executor):
     """Runs every order by noting it, and knows what it has run."""
 
+    run_id = ""
     ran: Counter[str] = field(default_factory=Counter)
     """How often, by step and index."""
     known: set[str] = field(default_factory=set)

@@ -33,3 +33,20 @@ def test_a_call_is_asked_about_where_it_was_sent_also_when_a_later_owner_had_ano
     assert rebuilt.open_step is not None
     assert rebuilt.open_step.sent_to == {0: placed("a", "life-1")}
     assert rebuilt.open_step.begun_at == {0: datetime(2030, 1, 31, 12, 0, 0, 500_000, UTC).timestamp()}
+
+
+def test_a_call_is_of_the_life_of_redis_that_it_was_sent_in_and_not_of_the_one_its_session_was_placed_in() -> None:
+    """After one restart of Redis nothing would be known any more of what the session asks for later."""
+    calls = (RawCall(0, "c0", "Bash", "{}"), RawCall(1, "c1", "Bash", "{}"))
+    events: list[Event] = [
+        placed("a", "life-1"),
+        ModelReplied(step=1, text="", calls=calls, finish_reason="tool_calls"),
+        ReplyTaken(call_ids=("c0", "c1")),
+        CallStarted(step=1, index=0, call_id="c0", tool="Bash", run_id="life-2"),
+        CallStarted(step=1, index=1, call_id="c1", tool="Bash"),
+    ]
+    rebuilt = rebuild([Entry(seq, "", {}, event) for seq, event in enumerate(events, 1)])
+
+    assert rebuilt.open_step is not None
+    # The second is in a transcript of an earlier release, or was sent before Redis was asked.
+    assert rebuilt.open_step.sent_to == {0: placed("a", "life-2"), 1: placed("a", "life-1")}

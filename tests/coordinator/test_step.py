@@ -144,6 +144,24 @@ async def test_a_list_of_things_to_do_is_kept_and_answered(run: Run, events: lis
     assert [(todo.content, todo.status) for todo in written.todos] == [("mend it", "in_progress")]
 
 
+async def test_a_call_that_starts_says_in_which_life_of_redis(run: Run, events: list[Event], redis_url: str) -> None:
+    client = connect(redis_url)
+    life, step = await Store(client).run_id(), calls(("TodoWrite", TODOS))
+    await client.aclose()
+
+    async def said(steps: StepRunner) -> None:
+        while not steps.executor.run_id:
+            await asyncio.sleep(0.05)
+
+    # Unknown until Redis was asked for the first time.
+    async with asyncio.timeout(30):
+        await run(step, meanwhile=said)
+        await run(step, is_known=False)
+    first, second = [event for event in events if isinstance(event, CallStarted)]
+    assert first.run_id in ("", life)
+    assert second.run_id == life
+
+
 async def test_safe_neighbours_run_at_once_and_answers_keep_their_order(run: Run, events: list[Event]) -> None:
     both, answered = asyncio.Barrier(2), asyncio.Event()
 
