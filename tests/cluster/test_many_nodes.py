@@ -207,6 +207,8 @@ async def test_a_session_whose_node_is_ending_waits_with_its_next_call_and_makes
     first.process.terminate()
     with redis.Redis.from_url(server.url) as client:
         await gone(lambda: NodeLife.model_validate_json(client.get(keys.node(first.name)) or b"").state == "ready")
+    # It reads on for a moment.
+    await asyncio.sleep(2.5)
     is_told.set()
     await asyncio.wait({playing}, timeout=6.0)
     assert not playing.done()
