@@ -36,7 +36,7 @@ from sandbox.making import Maker
 from sandbox.pool import fingerprint
 from sandbox.proofs import CANARY, Proofs, look_inside
 from sandbox.reaper import Held, Reaper
-from sandbox.record import BoxRecord, RecordStore
+from sandbox.record import BoxRecord, RecordStore, uptime_s
 from sandbox.room import check_room
 from sandbox.spec import MIB, BoxSpec
 
@@ -222,6 +222,7 @@ class DockerEngine:
             generation=generation,
             born=now,
             expires=now + spec.lifetime_s,
+            expires_up=uptime_s() + spec.lifetime_s,
             image=image.id,
             workspace_dir=str(spec.workspace_dir),
             spill_dir=str(spec.spill_dir),
@@ -286,7 +287,7 @@ class DockerEngine:
         Raises:
             SandboxError: the box has no record.
         """
-        self._records.renew(box.box_id, session, generation, self._settings.clock() + lifetime_s, changes)
+        self._records.renew(box.box_id, session, generation, self._settings.clock(), lifetime_s, changes)
 
     def adopt(self) -> list[tuple[BoxRecord, Box]]:
         """This node's running boxes that have a valid record, linked again; its other containers are removed.

@@ -18,7 +18,7 @@ from sandbox.heart import Heart, Standing
 from sandbox.lifeline import Lifeline
 from sandbox.process_container import ProcessContainer
 from sandbox.process_marks import FIRST_NUMBER
-from sandbox.record import BoxRecord, RecordStore
+from sandbox.record import BoxRecord, RecordStore, uptime_s
 from sandbox.spec import BoxSpec
 
 FOLDER_PREFIX = "hog-unboxed-"
@@ -99,6 +99,7 @@ class ProcessEngine:
             generation=generation,
             born=now,
             expires=now + spec.lifetime_s,
+            expires_up=uptime_s() + spec.lifetime_s,
             image=spec.image,
             workspace_dir=str(spec.workspace_dir),
             spill_dir=str(spec.spill_dir),
@@ -122,14 +123,14 @@ class ProcessEngine:
         Raises:
             SandboxError: the box has no record.
         """
-        self._records.renew(box.box_id, session, generation, self._clock() + lifetime_s, changes)
+        self._records.renew(box.box_id, session, generation, self._clock(), lifetime_s, changes)
 
     def adopt(self) -> list[tuple[BoxRecord, Box]]:
         """This node's running boxes that have a valid record, linked again; its others are removed."""
         adopted = []
         for box_id in self._unheld():
             record, container = self._records.load(box_id), self._container_of(box_id)
-            if record is None or container is None or record.expires < self._clock() or container.fate() is not None:
+            if record is None or container is None or record.is_past(self._clock()) or container.fate() is not None:
                 self._remove(box_id)
                 continue
             try:
@@ -146,7 +147,7 @@ class ProcessEngine:
         removed = 0
         for box_id in self._unheld():
             record, container = self._records.load(box_id), self._container_of(box_id)
-            if record is None or container is None or record.expires < self._clock() or container.fate() is not None:
+            if record is None or container is None or record.is_past(self._clock()) or container.fate() is not None:
                 self._remove(box_id)
                 removed += 1
         return removed

@@ -65,7 +65,7 @@ class Reaper:
 
     def is_expired(self, record: BoxRecord | None) -> bool:
         """Whether a box has no record, or one whose time has run out."""
-        return record is None or record.expires < self._clock()
+        return record is None or record.is_past(self._clock())
 
     def sweep(self, boxes: dict[str, Box], starting: set[str]) -> int:
         """Remove containers that are no box of ours, ended or expired, and records without a container; how many.
@@ -115,7 +115,7 @@ class Reaper:
             self._left[box_id] = record.workspace_dir
             # Nor does another life of this node take it for a session's.
             with suppress(OSError):
-                self._records.save(replace(record, expires=0.0))
+                self._records.save(replace(record, expires=0.0, expires_up=0.0))
 
     def remove_left(self, workspace_dir: Path) -> None:
         """Remove what was left on a workspace: no other box may have it before.

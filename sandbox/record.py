@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -44,9 +45,20 @@ class BoxRecord:
     """What the pool knows a box by that no session has yet; "" for one that has been given out."""
     egress: tuple[str, ...] = ()
     """Hosts that the box may reach (see `egress.rules.parse_rule`)."""
+    expires_up: float = 0.0
+    """The same on a clock that nobody sets, `uptime_s`; 0 where only the other one counts."""
     has_door: bool = False
     """Whether its guest comes to our socket (see `RecordStore.door_folder`); else relays are executed in it."""
     version: int = RECORD_VERSION
+
+    def is_past(self, now: float) -> bool:
+        """Whether the box's time has run out by both clocks; `now` is in seconds since the epoch."""
+        return self.expires < now and self.expires_up < uptime_s()
+
+
+def uptime_s() -> float:
+    """Return how long the machine runs; alike in all its processes, and no step of the clock changes it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class RecordStore:
@@ -80,8 +92,10 @@ class RecordStore:
             file.write(data)
         draft.replace(target)
 
-    def renew(self, box_id: str, session: str, generation: int, expires: float, changes: Mapping[str, str]) -> None:
-        """Write who has the box, until when, and what else changed (names of fields).
+    def renew(
+        self, box_id: str, session: str, generation: int, now: float, lifetime_s: float, changes: Mapping[str, str]
+    ) -> None:
+        """Write who has the box, for how long from now on, and what else changed (names of fields).
 
         Raises:
             SandboxError: the box has no record.
@@ -89,7 +103,8 @@ class RecordStore:
         record = self.load(box_id)
         if record is None:
             raise SandboxError(f"box {box_id} has no record")
-        renewed = replace(record, session=session, generation=generation, expires=expires)
+        renewed = replace(record, session=session, generation=generation)
+        renewed = replace(renewed, expires=now + lifetime_s, expires_up=uptime_s() + lifetime_s)
         self.save(replace(renewed, **changes))  # type: ignore[arg-type]
 
     def load(self, box_id: str) -> BoxRecord | None:

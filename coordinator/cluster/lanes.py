@@ -142,8 +142,11 @@ class Lanes:
     async def renew(self, held_s: float = 0.0) -> bool:
         """Write back the lanes that are held for so long, or longer; False where Redis was not there.
 
-        There is no limit for it: those calls run, whoever has taken their lanes meanwhile.
+        There is no limit for it: those calls run, whoever has taken their lanes meanwhile. What Redis was not there to
+        take back is given back too: no later call of this coordinator's may come to that node.
         """
+        for node in [node for node, owed in self._owed.items() if owed]:
+            await self.give(node)
         before = time.monotonic() - held_s
         for node, held in list(self._held.items()):
             renewing = [holder for holder, since in held.items() if since <= before]

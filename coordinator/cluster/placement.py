@@ -191,12 +191,16 @@ class Placement:
         # Its lease may have lapsed only now, and while it ends its box is there: two must not write one workspace.
         return view.life.state == "ready" if view.is_leased else self._watch.health(home).is_lost
 
-    async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
+    async def outlasts(
+        self, node: str, stop: asyncio.Event, on_wait: Callable[[str], None] = lambda words: None
+    ) -> bool:
         """Return whether a node is there, for as long as it may come back; False once its sessions may leave it.
 
-        One that is ending takes nothing new: it is waited for until it has left, or is back. True also where `stop`
-        ends the wait, or Redis is away: whoever asks for a call finds that out.
+        One that is ending takes nothing new: it is waited for until it has left, or is back, and `on_wait` is told so
+        in words. True also where `stop` ends the wait, or Redis is away: whoever asks for a call finds that out.
         """
+        if self._watch.health(node).is_ending:
+            on_wait(f"The node {node} is ending: the session goes on at another one once it has, or when it is back.")
         while (health := self._watch.health(node)).incarnation is None or health.is_ending:
             if health.is_lost:
                 return False

@@ -128,7 +128,7 @@ class SessionPlace:
             NoBox: there is no other node.
         """
         lost = seat.node.node
-        if await self._cluster.placement.outlasts(lost, stop):
+        if await self._cluster.placement.outlasts(lost, stop, self._tell):
             return seat
         log.warning("a session moves", extra={"session_id": self._session, "from": lost})
         self._emit(BoxReplaced(reason=f"its node {lost} is gone"))

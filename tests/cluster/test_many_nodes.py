@@ -153,7 +153,6 @@ async def test_a_session_that_ends_as_its_node_is_told_to_end_has_its_patch(
 ) -> None:
     """The node has nothing more to do with what it is asked, as it waits for another session's command."""
     first = start("a")
-    queue = keys.queue(first.name)
     is_told = threading.Event()
     turns = [bash("echo x > log"), Turn("done")]
 
@@ -172,13 +171,55 @@ async def test_a_session_that_ends_as_its_node_is_told_to_end_has_its_patch(
     first.process.terminate()
     with redis.Redis.from_url(server.url) as client:
         await gone(lambda: NodeLife.model_validate_json(client.get(keys.node(first.name)) or b"").state == "ready")
-        is_told.set()
-        await gone(lambda: not client.llen(queue) and not playing.done())
+    is_told.set()
+    await asyncio.wait({playing}, timeout=3.0)
+    assert not playing.done()
     (begun.parent / "go").touch()
     played = await playing
 
     assert (played.result.status, played.result.notes) == ("completed", []), played.result
     assert "+x" in (played.result.patch or "")
+    assert (await working).result.status == "completed"
+
+
+@pytest.mark.timeout(240)
+async def test_a_session_whose_node_is_ending_waits_with_its_next_call_and_makes_it_at_another(
+    stage: Stage, state_dir: Path, server: Server, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session's command keeps the node for longer than a call is waited for that nobody takes."""
+    monkeypatch.setattr("coordinator.cluster.settle.LAST_UNCLAIMED_S", 1.0)
+    first = start("a")
+    is_told = threading.Event()
+    turns = [bash("echo x > log"), bash("echo y >> log; cat log"), Turn("done")]
+
+    def script(messages: list[dict[str, Any]]) -> Turn:
+        turn = in_turn(turns)(messages)
+        if turn is turns[1]:
+            is_told.wait(WAIT_S)
+        return turn
+
+    long = [bash("touch begun; until [ -e go ]; do sleep 0.1; done"), Turn("done")]
+    working = asyncio.create_task(stage.play(in_turn(long), copy=True))
+    begun = await there(state_dir, "begun")
+    playing = asyncio.create_task(stage.play(script, copy=True))
+    await there(state_dir, "log")
+    second = start("b")
+    first.process.terminate()
+    with redis.Redis.from_url(server.url) as client:
+        await gone(lambda: NodeLife.model_validate_json(client.get(keys.node(first.name)) or b"").state == "ready")
+    # It reads on for a moment.
+    await asyncio.sleep(2.5)
+    is_told.set()
+    await asyncio.wait({playing}, timeout=6.0)
+    assert not playing.done()
+    (begun.parent / "go").touch()
+    played = await playing
+
+    assert played.result.status == "completed", played.result
+    assert contents(played)[1]["text"].split() == ["x", "y"], contents(played)
+    assert placed(played.events) == [first.name, second.name]
+    told = [event.text for event in played.events if isinstance(event, Notice)]
+    assert [words for words in told if f"node {first.name} is ending" in words], told
     assert (await working).result.status == "completed"
 
 

@@ -100,7 +100,9 @@ class OneNode(Placement):
             shutil.rmtree(Path(box.session_dir) / "work", ignore_errors=True)
         return FinishOutcome(session=box.session)
 
-    async def outlasts(self, node: str, stop: asyncio.Event) -> bool:
+    async def outlasts(
+        self, node: str, stop: asyncio.Event, on_wait: Callable[[str], None] = lambda words: None
+    ) -> bool:
         return True
 
     async def until_answered(self, ask: Callable[[], Awaitable[Any]], away_s: float) -> Any:

@@ -292,3 +292,31 @@ async def test_a_request_for_lanes_that_redis_hears_only_after_they_were_given_b
     assert set(redis_client.zrange(keys.lanes_over("a"), 0, -1)) == {b"c1", b"c2"}
     assert 0 < int(redis_client.ttl(keys.lanes_over("a"))) <= LANE_TTL_S
     await client.aclose()
+
+
+async def test_a_lane_that_redis_was_not_there_to_take_back_is_given_back_though_no_other_call_comes_to_its_node(
+    redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "RENEW_S", 0.2)
+    client = connect(redis_url)
+    store, is_away = Store(client), [True]
+
+    async def take(node: str, limit: int, holders: Sequence[str]) -> int:
+        return (await store.take_lanes(node, limit, holders))[0]
+
+    async def give(node: str, holders: Sequence[str], over: int) -> None:
+        if is_away[0]:
+            raise RedisSilent
+        await store.give_lanes(node, holders, over)
+
+    lanes = Lanes(take, give)
+    assert await lanes.take("a", 4, ["c1"], asyncio.Event()) == 1
+    await lanes.give("a", "c1")
+    keeping = asyncio.create_task(lanes.keep(lambda: "life"))
+    await asyncio.sleep(0.5)
+    assert set(held(redis_client)) == {"c1"}
+    is_away[0] = False
+    await come(lambda: not held(redis_client))
+    await end(keeping)
+    await client.aclose()

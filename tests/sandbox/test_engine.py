@@ -325,9 +325,11 @@ def test_a_box_is_adopted_after_its_host_is_gone_with_its_running_command(
 
 def test_a_sweep_removes_what_is_due_and_nothing_else(
     make_engine: Callable[..., DockerEngine], make_spec: Callable[..., BoxSpec], tmp_path: Path,
-    docker_client: docker.APIClient,
+    docker_client: docker.APIClient, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    now = [1000.0]
+    now, up = [1000.0], [10.0]
+    monkeypatch.setattr("sandbox.record.uptime_s", lambda: up[0])
+    monkeypatch.setattr("sandbox.engine.uptime_s", lambda: up[0])
     engine = make_engine("sweeping", tmp_path / "records", clock=lambda: now[0])
     kept = engine.start(make_spec(lifetime_s=100), "s", 1)
     due = engine.start(make_spec(lifetime_s=10), "s", 1)
@@ -336,6 +338,8 @@ def test_a_sweep_removes_what_is_due_and_nothing_else(
     )
     assert engine.sweep() == 1
     now[0] += 50
+    assert engine.sweep() == 0, "the machine's clock was set"
+    up[0] += 50
     engine.renew(kept, "s2", 2, 100)
     assert engine.sweep() == 1
     assert exists(docker_client, kept.box_id)
