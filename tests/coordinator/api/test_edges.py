@@ -230,3 +230,10 @@ async def test_a_profile_that_no_node_has_is_refused_where_all_of_them_tell(
     assert (await client.post("/v1/sessions", json=prompt())).status_code == 201, "the server's own is not asked about"
     node(redis_client, "node-c")
     assert await asked("huge") == 201, "a node that does not tell may have it"
+
+
+async def test_a_node_shows_of_its_images_those_that_one_may_use(served: Served, redis_client: redis.Redis) -> None:
+    node(redis_client, "node-a", images=("box:1", "other/secret:1", "team/tools:1"))
+    team = served.principal("team", ceiling={"images": ["team/*", "box:1"]})
+    shown = [(await client.get("/v1/nodes")).json()["nodes"][0]["images"] for client in (team, served.client())]
+    assert shown == [["box:1", "team/tools:1"], ["box:1", "other/secret:1", "team/tools:1"]]
