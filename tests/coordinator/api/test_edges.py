@@ -252,6 +252,24 @@ async def test_uploads_leave_room_to_the_sessions(state_dir: Path) -> None:
     assert (await Archives(state_dir, room_bytes=1).keep(pieces([]), "team"))[1] == 3_000
 
 
+@pytest.mark.parametrize(("what", "body"), [("message", {"text": "x"}), ("fork", {"prompt": "x"})])
+async def test_a_volume_that_fails_is_told_as_that_and_no_path_of_the_server(
+    served: Served, what: str, body: dict[str, str]
+) -> None:
+    client = served.client()
+    session_id = (await client.post("/v1/sessions", json=prompt())).json()["session_id"]
+    await served.ended(client, session_id)
+    transcript = served.state_dir / "sessions" / session_id / f"{session_id}.1.jsonl"
+    transcript.rename(transcript.with_suffix(".aside"))
+    transcript.mkdir()
+    refused = await client.post(f"/v1/sessions/{session_id}/{what}", json=body)
+    assert (refused.status_code, code(refused)) == (503, "UNAVAILABLE"), refused.text
+    assert str(served.state_dir) not in refused.text
+    transcript.rmdir()
+    transcript.with_suffix(".aside").rename(transcript)
+    assert (await client.get(f"/v1/sessions/{session_id}")).json()["status"] == "completed"
+
+
 async def test_a_node_shows_of_its_images_those_that_one_may_use(served: Served, redis_client: redis.Redis) -> None:
     node(redis_client, "node-a", images=("box:1", "other/secret:1", "team/tools:1"))
     team = served.principal("team", ceiling={"images": ["team/*", "box:1"]})
