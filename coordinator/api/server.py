@@ -36,7 +36,7 @@ class NodeView(BaseModel):
     labels: dict[str, str]
     """What sessions may be pinned to."""
     images: tuple[str, ...]
-    """Images that are there already."""
+    """Images that are there already, of those that you may use."""
     profiles: tuple[str, ...]
     """Those that boxes can have there."""
     runtimes: tuple[str, ...]
@@ -86,7 +86,8 @@ async def nodes(service: Service, asker: Asker) -> Nodes:
                 is_alive=view.is_leased,
                 state=view.state,
                 taken=view.taken,
-                **view.life.model_dump(include=NodeView.model_fields.keys() - {"node", "state"}),
+                images=tuple(image for image in view.life.images if asker.allowance.ceiling.may_use(image)),
+                **view.life.model_dump(include=NodeView.model_fields.keys() - {"node", "state", "images"}),
             )
             for view in views
         ]

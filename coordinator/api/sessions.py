@@ -35,7 +35,8 @@ class Created(SessionView):
     """A session that was made, or found again by its key."""
 
     webhook_secret: str | None = None
-    """Signs what the webhook is sent; told this once."""
+    """Signs what the webhook is sent; told here alone, and again to who repeats the request with its key: the first
+    answer may have been lost."""
 
 
 FOUND_AGAIN: dict[int | str, dict[str, Any]] = {
@@ -176,7 +177,7 @@ async def _created(service: Sessions, response: Response, entry: Entry, *, is_ne
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/v1/sessions/{entry.session_id}"
     webhook = entry.record.webhook
-    secret = webhook.secret if webhook is not None and is_new else None
+    secret = webhook.secret if webhook is not None else None
     view = await shown(service, entry)
     return Created(**view.model_dump(), webhook_secret=secret)
 

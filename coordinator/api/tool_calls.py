@@ -17,6 +17,8 @@ from coordinator.service.wanted import Body, IdempotencyKey, Text
 MAX_WAIT_S = 600.0
 DEFAULT_WAIT_S = 60.0
 MAX_CALLS = 128
+MAX_ID_CHARS = 64 * 1024
+"""Some gateways have a call's id carry what its model must be told again: kilobytes of signatures of its thoughts."""
 
 router = APIRouter(
     prefix="/v1/sessions/{session_id}",
@@ -59,7 +61,7 @@ class Call(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
 
-    id: Annotated[Text, Field(max_length=200)] | None = None
+    id: Annotated[Text, Field(max_length=MAX_ID_CHARS)] | None = None
     """Its answer carries it."""
     function: Function | None = None
     name: Annotated[Text, Field(max_length=200)] | None = None

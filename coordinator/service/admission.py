@@ -17,6 +17,7 @@ from coordinator.session.limits import Limits
 from coordinator.session.mcp_settings import NO_MCP, McpOptions
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
+from coordinator.session.runner import wants_of
 from coordinator.session.workspace_choice import Chosen, Wanted, checked, choose
 from coordinator.settings import Settings
 from tools.loading import LoadedTools
@@ -68,22 +69,37 @@ class Admission:
         Raises:
             Refused: it is above the principal's ceiling, or cannot be.
         """
-        allowance = principal.allowance
-        _refuse_unless(allowance.setup or not wanted.setup, principal, "setup commands")
+        _admit_terms(wanted, principal)
         self.admit_webhook(wanted.webhook, principal)
-        _refuse_unless(allowance.bind or not wanted.bind, principal, "bind: a session works on a copy")
-        _refuse_unless_in(wanted.allow_hosts, allowance.allow_hosts, principal, "allow_hosts")
-        _refuse_unless_in(
-            (wanted.credential,) if wanted.credential else (), allowance.credentials, principal, "credential"
-        )
-        if wanted.repo is not None and allowance.repos is not None:
-            _refuse_unless(wanted.repo.startswith(allowance.repos), principal, "this repo")
         if wanted.loop == "model":
             self.admit_model(wanted.model, principal)
         try:
             return self._request(wanted, principal)
         except ConfigError as exc:
             raise Refused(_code(exc, principal), str(exc)) from exc
+
+    def admit_again(self, wanted: NewSession, request: SessionRequest, model: str, principal: Principal) -> None:
+        """Return if a principal may have now what it was given before: by that its session goes on.
+
+        Args:
+            wanted: What it was given.
+            request: What came of that.
+            model: Whom the session asks.
+            principal: As it is now.
+
+        Raises:
+            Refused: it may not.
+        """
+        _admit_terms(wanted, principal)
+        if wanted.workspace is not None:
+            root = wanted.workspace.partition("/")[0]
+            _refuse_unless_in((root,), principal.allowance.roots, principal, "workspace")
+        if wanted.loop == "model":
+            self.admit_model(model, principal)
+        try:
+            within(wants_of(request), principal.allowance.ceiling, principal.name)
+        except ConfigError as exc:
+            raise Refused(Code.FORBIDDEN, str(exc)) from exc
 
     def admit_model(self, name: str | None, principal: Principal) -> None:
         """Return if a principal may use a model; None is the server's.
@@ -175,6 +191,16 @@ class Admission:
         directory = below_root(wanted.workspace, self.roots, allowance.roots)
         choice = Wanted(directory, bind=wanted.bind, copy=not wanted.bind, policy=wanted.policy)
         return choose(choice, owner_uid=directory.stat().st_uid, own_uid=os.geteuid())
+
+
+def _admit_terms(wanted: NewSession, principal: Principal) -> None:
+    allowance = principal.allowance
+    _refuse_unless(allowance.setup or not wanted.setup, principal, "setup commands")
+    _refuse_unless(allowance.bind or not wanted.bind, principal, "bind: a session works on a copy")
+    _refuse_unless_in(wanted.allow_hosts, allowance.allow_hosts, principal, "allow_hosts")
+    _refuse_unless_in((wanted.credential,) if wanted.credential else (), allowance.credentials, principal, "credential")
+    if wanted.repo is not None and allowance.repos is not None:
+        _refuse_unless(wanted.repo.startswith(allowance.repos), principal, "this repo")
 
 
 def _limits(wanted: NewSession) -> Limits:

@@ -169,6 +169,9 @@ class Floor:
         """
         found = await asyncio.to_thread(find, self._cluster.state_dir, entry.session_id)
         held = await self._continued(entry, found)
+        if entry.record.wanted is not None:
+            model = held.model.settings.model
+            self._admission.admit_again(entry.record.wanted, held.request, model, held.principal)
         check(found, held.request, message=text)
         # What was wanted of it before it ended came too late.
         await self._cluster.wishes.drop(entry.session_id)

@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.wishes import Wish
-from coordinator.errors import SandhogError
+from coordinator.errors import SandhogError, TranscriptError
 from coordinator.service.admission import Admission
 from coordinator.service.afar import Afar
 from coordinator.service.entries import Entry
@@ -17,6 +17,7 @@ from coordinator.service.making import Maker, signed
 from coordinator.service.principals import Principal
 from coordinator.service.records import SessionRecord, write_record
 from coordinator.service.refusals import Code, Refused
+from coordinator.service.volume import volume_away
 from coordinator.service.wanted import NewFork, NewSession
 from coordinator.session.copying import BETWEEN_S
 from coordinator.session.forking import copy_kept, demand_forkable, discard, lay_out, request_of, step_of
@@ -74,6 +75,8 @@ class Forks:
                 await self.floor.go_on(entry, wanted.prompt)
         except (SandhogError, OSError, RedisError) as exc:
             await asyncio.to_thread(discard, state_dir, session_id)
+            if isinstance(exc, TranscriptError | OSError):
+                raise volume_away(exc) from exc
             raise exc if isinstance(exc, Refused | RedisError) else Refused(Code.CONFLICT, str(exc)) from exc
         return entry
 

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.turns import Turn
 from coordinator.cluster.wishes import Wish
-from coordinator.errors import ConfigError, SandhogError
+from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service import cancelling
 from coordinator.service.admission import Admission, below_root
 from coordinator.service.afar import Afar
@@ -37,7 +37,7 @@ from coordinator.service.refusals import Code, Refused, no_session
 from coordinator.service.tokens import Tokens
 from coordinator.service.unheard import Unheard
 from coordinator.service.views import SessionView, view_of
-from coordinator.service.volume import on_volume
+from coordinator.service.volume import on_volume, volume_away
 from coordinator.service.wanted import NewFork, NewSession
 from coordinator.service.webhooks import Webhooks
 from coordinator.session.ceilings import in_both, usable_tools
@@ -224,6 +224,8 @@ class Sessions:
             owner = self._floor.principal(entry.record.principal)
             async with self._floor.quotas.room(owner, entry.session_id, is_new=False):
                 await self._floor.go_on(entry, text)
+        except TranscriptError as exc:
+            raise volume_away(exc) from exc
         except SandhogError as exc:
             raise exc if isinstance(exc, Refused) else Refused(Code.CONFLICT, str(exc)) from exc
 

@@ -23,5 +23,10 @@ async def on_volume(work: Callable[_P, _T], *arguments: _P.args, **named: _P.kwa
     try:
         return await asyncio.to_thread(work, *arguments, **named)
     except (TranscriptError, OSError) as exc:
-        log.error("the volume cannot be used", extra={"error": str(exc)})
-        raise Refused(Code.UNAVAILABLE, "The server's volume cannot be used now.", retry_after_s=10) from exc
+        raise volume_away(exc) from exc
+
+
+def volume_away(exc: TranscriptError | OSError) -> Refused:
+    """Return the answer where the volume does not take something; what and where is for the log alone."""
+    log.error("the volume cannot be used", extra={"error": str(exc)})
+    return Refused(Code.UNAVAILABLE, "The server's volume cannot be used now.", retry_after_s=10)

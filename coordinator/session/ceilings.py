@@ -39,6 +39,10 @@ class Ceiling(BaseModel):
     max_time_s: float | None = Field(default=None, gt=0)
     """Seconds of one session."""
 
+    def may_use(self, image: str) -> bool:
+        """Whether a session may have an image."""
+        return self.images is None or any(_is_image(image, allowed) for allowed in self.images)
+
     def cut(self, limits: Limits) -> Limits:
         """Return a session's limits, none above the ceiling."""
         most = {name: getattr(self, f"max_{name}") for name in Limits.model_fields}
@@ -75,7 +79,7 @@ def within(wants: Wants, ceiling: Ceiling, principal: str) -> Wants:
     """
     _refuse_unless(wants.policy, ceiling.policies, "policy", principal)
     _refuse_unless(wants.profile, ceiling.profiles, "profile", principal)
-    if ceiling.images is not None and not any(_is_image(wants.image, allowed) for allowed in ceiling.images):
+    if ceiling.images is not None and not ceiling.may_use(wants.image):
         raise _refusal("image", wants.image, ceiling.images, principal)
     if wants.makes_image and not ceiling.may_make_images:
         raise ConfigError(f"{principal} may not use set-up commands or a Dockerfile.")

@@ -83,7 +83,7 @@ class SessionRunner:
         continued: Continued | None = None,
         make_loop: Callable[..., SessionLoop] = SessionLoop,
     ) -> None:
-        granted = within(_wants(request), request.ceiling, request.principal)
+        granted = within(wants_of(request), request.ceiling, request.principal)
         facts = request.models.of(model.settings.model)
         self.limits = LiveLimits(granted.limits, cut=request.ceiling.cut, facts=facts)
         self._request = replace(request, limits=granted.limits)
@@ -394,6 +394,7 @@ class SessionRunner:
         )
 
 
-def _wants(request: SessionRequest) -> Wants:
+def wants_of(request: SessionRequest) -> Wants:
+    """Return what a ceiling is asked about."""
     makes_image = request.box.extras.makes_image
     return Wants(request.workspace.policy, request.image, request.limits, request.profile, makes_image=makes_image)

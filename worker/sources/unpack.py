@@ -287,23 +287,27 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str, tre
 def _unpack_zip(archive: IO[bytes], tree: _Tree) -> None:
     with zipfile.ZipFile(archive) as opened:
         for entry in _zip_entries(opened, tree.bounds):
-            path = _inside(entry.filename)
-            mode = entry.external_attr >> 16
-            if entry.is_dir():
+            name = _zip_name(entry)
+            path, mode = _inside(name), entry.external_attr >> 16
+            if name.endswith("/"):
                 if path:
                     tree.directory(path)
             elif stat.S_ISLNK(mode):
                 with opened.open(entry) as content:
                     target = content.read(MAX_LINK_BYTES + 1)
-                tree.link(_named(path, entry.filename), os.fsdecode(target))
+                tree.link(_named(path, name), os.fsdecode(target))
             elif stat.S_IFMT(mode) in (0, stat.S_IFREG):
                 with opened.open(entry) as content:
                     is_executable = bool(mode & 0o100)
-                    tree.file(
-                        _named(path, entry.filename), content, is_executable=is_executable, mtime=_zip_mtime(entry)
-                    )
+                    tree.file(_named(path, name), content, is_executable=is_executable, mtime=_zip_mtime(entry))
             else:
-                raise ArchiveRefused(f"{_shown(entry.filename)} is a device, a pipe or of another kind that is no file")
+                raise ArchiveRefused(f"{_shown(name)} is a device, a pipe or of another kind that is no file")
+
+
+def _zip_name(entry: zipfile.ZipInfo) -> str:
+    """Return an entry's name; some programs write their own system's separators, as Info-ZIP's `unzip` knows too."""
+    is_of_windows = entry.create_system == 0 and "/" not in entry.filename
+    return entry.filename.replace("\\", "/") if is_of_windows else entry.filename
 
 
 def _zip_entries(opened: zipfile.ZipFile, bounds: Bounds) -> Iterator[zipfile.ZipInfo]:

@@ -2,11 +2,17 @@
 
 import asyncio
 import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from coordinator.endpoint.scripted import Turn
+from coordinator.service.archives import Archives
+from coordinator.service.refusals import Code, Refused
 from tests.coordinator.api.conftest import Served, Serves, code, prompt
 from worker.contract import keys
 from worker.contract.orders import NodeLife
@@ -230,3 +236,42 @@ async def test_a_profile_that_no_node_has_is_refused_where_all_of_them_tell(
     assert (await client.post("/v1/sessions", json=prompt())).status_code == 201, "the server's own is not asked about"
     node(redis_client, "node-c")
     assert await asked("huge") == 201, "a node that does not tell may have it"
+
+
+async def test_uploads_leave_room_to_the_sessions(state_dir: Path) -> None:
+    async def pieces(read: list[int]) -> AsyncIterator[bytes]:
+        for number in range(3):
+            read.append(number)
+            yield b"x" * 1_000
+
+    read: list[int] = []
+    with pytest.raises(Refused) as refused:
+        await Archives(state_dir, room_bytes=2**60).keep(pieces(read), "team")
+    assert (refused.value.code, read) == (Code.UNAVAILABLE, [0]), "it is not read to its end"
+    assert [name for _, _, names in os.walk(state_dir) for name in names] == []
+    assert (await Archives(state_dir, room_bytes=1).keep(pieces([]), "team"))[1] == 3_000
+
+
+@pytest.mark.parametrize(("what", "body"), [("message", {"text": "x"}), ("fork", {"prompt": "x"})])
+async def test_a_volume_that_fails_is_told_as_that_and_no_path_of_the_server(
+    served: Served, what: str, body: dict[str, str]
+) -> None:
+    client = served.client()
+    session_id = (await client.post("/v1/sessions", json=prompt())).json()["session_id"]
+    await served.ended(client, session_id)
+    transcript = served.state_dir / "sessions" / session_id / f"{session_id}.1.jsonl"
+    transcript.rename(transcript.with_suffix(".aside"))
+    transcript.mkdir()
+    refused = await client.post(f"/v1/sessions/{session_id}/{what}", json=body)
+    assert (refused.status_code, code(refused)) == (503, "UNAVAILABLE"), refused.text
+    assert str(served.state_dir) not in refused.text
+    transcript.rmdir()
+    transcript.with_suffix(".aside").rename(transcript)
+    assert (await client.get(f"/v1/sessions/{session_id}")).json()["status"] == "completed"
+
+
+async def test_a_node_shows_of_its_images_those_that_one_may_use(served: Served, redis_client: redis.Redis) -> None:
+    node(redis_client, "node-a", images=("box:1", "other/secret:1", "team/tools:1"))
+    team = served.principal("team", ceiling={"images": ["team/*", "box:1"]})
+    shown = [(await client.get("/v1/nodes")).json()["nodes"][0]["images"] for client in (team, served.client())]
+    assert shown == [["box:1", "team/tools:1"], ["box:1", "other/secret:1", "team/tools:1"]]

@@ -285,6 +285,31 @@ async def test_a_fork_is_not_gone_beyond_a_ceiling_with(serve: Serves) -> None:
     assert [one.name for one in (served.state_dir / "sessions").iterdir()] == left
 
 
+@pytest.mark.parametrize(
+    ("body", "taken"),
+    [
+        ({"model": "scripted"}, {"models": ["other"]}),
+        ({"allow_hosts": ["example.org"]}, {"allow_hosts": []}),
+        ({"workspace": "root"}, {"roots": ["other"]}),
+        ({"policy": "boxed"}, {"ceiling": {"policies": ["guarded"]}}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+async def test_a_session_goes_on_by_what_its_principal_may_have_now(
+    serve: Serves, tmp_path: Path, body: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    served = await serve(roots={"root": tmp_path})
+    team = served.principal("team")
+    path = f"/v1/sessions/{(await team.post('/v1/sessions', json=prompt(**body))).json()['session_id']}"
+    await served.ended(team, path.rpartition("/")[2])
+    assert (await team.post(f"{path}/message", json={"text": "more"})).status_code == 202
+    assert (await served.ended(team, path.rpartition("/")[2]))["status"] == "completed"
+    served.principal("team", **taken)
+    refused = await team.post(f"{path}/message", json={"text": "still more"})
+    assert (refused.status_code, code(refused)) == (403, "FORBIDDEN"), refused.text
+    assert (await team.get(path)).json()["status"] == "completed"
+
+
 async def test_a_token_that_is_revoked_ends_what_it_could_do(served: Served) -> None:
     token = served.tokens.create("team")
     client = served.client(token)

@@ -141,6 +141,16 @@ async def test_an_assistant_message_is_taken_as_a_library_writes_it(served: Serv
     assert answers.status_code == 200, answers.text
 
 
+async def test_an_id_may_be_as_long_as_gateways_make_it(served: Served) -> None:
+    client = served.client()
+    path = await own_loop(client)
+    call_id = "call_1__thought__" + "c2ln" * 10_000
+    answers = await post(client, path, calls(call_id=call_id))
+    assert answers.status_code == 200, answers.text[:300]
+    assert answers.json()["messages"][0]["tool_call_id"] == call_id
+    assert (await post(client, path, calls(call_id=call_id))).json() == answers.json()
+
+
 @pytest.mark.parametrize("name", ["a?b", "a#b", "a%2Fb", "x%20", "..."])
 async def test_the_location_of_a_step_leads_to_it_whatever_its_name(served: Served, name: str) -> None:
     client = served.client()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.service.webhooks import MARKER, Webhooks, is_public
-from tests.coordinator.api.conftest import Serves, code, prompt
+from tests.coordinator.api.conftest import Served, Serves, code, prompt
 from tests.receiving import Receiver, is_signed, receiving
 
 
@@ -40,6 +40,17 @@ async def test_the_end_is_told_signed_and_again_until_it_is_heard(serve: Serves,
         while not marker.exists():
             await asyncio.sleep(0.01)
     assert json.loads(marker.read_text())["told"] is True
+
+
+async def test_the_secret_is_told_again_to_who_did_not_hear_the_answer(served: Served) -> None:
+    client = served.client()
+    body = prompt(webhook={"url": "https://hooks.example.com/x"}, idempotency_key="k")
+    first, again = [await client.post("/v1/sessions", json=body) for _ in range(2)]
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["webhook_secret"] == again.json()["webhook_secret"] is not None
+    other = await client.post("/v1/sessions", json={**body, "prompt": "else"})
+    assert other.status_code == 409
+    assert first.json()["webhook_secret"] not in other.text
 
 
 async def test_an_address_inside_is_never_connected_to(serve: Serves, receiver: Receiver) -> None:

@@ -105,6 +105,19 @@ def test_a_zip_is_unpacked_with_its_modes_and_links(into: Callable[[bytes], Path
     assert (root / "run.sh").stat().st_mode & 0o777 == 0o755
 
 
+def of_windows(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system = 0
+    return info
+
+
+def test_a_zip_with_the_separators_of_windows_has_its_directories(into: Callable[[bytes], Path]) -> None:
+    names = ("d\\", "d\\e\\a.txt", "b.txt")
+    root = into(zipped(*((of_windows(name), b"") for name in names), (zip_entry("x\\y", 0o100644), b"")))
+    found = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    assert found == ["b.txt", "d/e/a.txt", "x\\y"], "elsewhere a backslash is a letter of a name"
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -125,6 +138,9 @@ def test_a_zip_is_unpacked_with_its_modes_and_links(into: Callable[[bytes], Path
         (zipped(("../out", b"x")), "leads out"),
         (zipped(("/out", b"x")), "absolute"),
         (zipped(("C:/out", b"x")), "absolute"),
+        (zipped((of_windows("..\\out"), b"x")), "leads out"),
+        (zipped((of_windows("\\out"), b"x")), "absolute"),
+        (zipped((of_windows("C:\\out"), b"x")), "absolute"),
         (zipped((zip_entry("l", 0o120777), b"../out")), "out of the archive"),
         (zipped((zip_entry("p", 0o010644), b"")), "device"),
         (b"PK\x03\x04 and nothing more", "cannot be read"),
