@@ -9,17 +9,9 @@ from pathlib import Path
 
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.lanes import Lanes
+from coordinator.cluster.outcomes import BY_A_PERSON, cancelled_outcome, did_not_run
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.settle import (
-    BY_A_PERSON,
-    MAX_ATTEMPTS,
-    MustResend,
-    Sent,
-    Settler,
-    cancelled_outcome,
-    did_not_run,
-    resend_order,
-)
+from coordinator.cluster.settle import MAX_ATTEMPTS, MustResend, Sent, Settler, resend_order
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
 from coordinator.ending import either, end
@@ -110,14 +102,23 @@ class Executor:
                     await self._run_chain(list(jobs), node, cancelled, no_lane, regain, on_outcome)
 
     async def recover(
-        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+        self,
+        order: CallOrder,
+        timeout_s: float,
+        *,
+        run_id: str,
+        has_begun: bool,
+        cancelled: asyncio.Event,
+        stopped: asyncio.Event,
     ) -> CallOutcome:
         """Return what became of a call of an earlier owner of its session, as `Settler.recover` finds out.
 
         Raises:
             RedisLost: Redis stayed away.
         """
-        return await self._settler.recover(order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled)
+        return await self._settler.recover(
+            order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled, stopped=stopped
+        )
 
     async def give_up(self, node: str, call_keys: Sequence[CallKey], cancelled: asyncio.Event) -> None:
         """Let none of these calls start, end those that run on a node, and give their lanes back.
