@@ -11,7 +11,7 @@ from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.lanes import Lanes
 from coordinator.cluster.outcomes import BY_A_PERSON, cancelled_outcome, did_not_run
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.settle import MAX_ATTEMPTS, MustResend, Sent, Settler, resend_order
+from coordinator.cluster.settle import CANCEL_AGAIN_S, CANCEL_S, MAX_ATTEMPTS, MustResend, Sent, Settler, resend_order
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
 from coordinator.ending import either, end
@@ -65,6 +65,8 @@ class Executor:
         self._run_id = ""
         """The life of Redis that gave the last lane."""
         self._keeping: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        """Say to nodes that calls are to end."""
         self.on_lane: Callable[[float], None] = _nobody_asks
         """Told of each call of a group, and of each chain, that has its lane: how many seconds it waited for that."""
 
@@ -74,7 +76,7 @@ class Executor:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._keeping is not None
-        await end(self._keeping)
+        await end(self._keeping, *self._ending)
 
     async def run(
         self,
@@ -129,8 +131,17 @@ class Executor:
         fenced = await patiently(partial(self._store.fence, call_keys), cancelled)
         running = [key for key, is_fenced in zip(call_keys, fenced, strict=True) if not is_fenced]
         if running:
-            await self._dispatcher.cancel(node, running)
+            task = asyncio.create_task(self._end_calls(node, running), name=f"end of calls on {node}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
         await patiently(partial(self._store.give_lanes, node, [str(key) for key in call_keys]), cancelled)
+
+    async def _end_calls(self, node: str, running: Sequence[CallKey]) -> None:
+        """Say it as often as of a call that is waited for: what is said once may be lost, and they would run on."""
+        until = time.monotonic() + CANCEL_S
+        while time.monotonic() < until:
+            await self._dispatcher.cancel(node, running)
+            await asyncio.sleep(CANCEL_AGAIN_S)
 
     async def _take_lanes(self, node: str, limit: int, holders: Sequence[str], session: str = "") -> int:
         got, self._run_id = await self._store.take_lanes(node, limit, holders, session)
