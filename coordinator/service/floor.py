@@ -14,6 +14,7 @@ from coordinator.endpoint.limiter import EndpointLimiter
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
+from coordinator.service.adopted import run_adopted
 from coordinator.service.carried import forget_carried
 from coordinator.service.entries import Entry, Index
 from coordinator.service.granting import grant
@@ -261,8 +262,11 @@ class Floor:
     async def _run(self, held: Held) -> None:
         entry, has_run = held.entry, False
         try:
-            await held.run(self._shared)
-            has_run = True
+            if isinstance(held.found, Adopted):
+                has_run = await run_adopted(held, self._shared)
+            else:
+                await held.run(self._shared)
+                has_run = True
         except (SandhogError, OSError) as exc:
             # Its transcript cannot be made, or another process has the session.
             log.warning("session %s could not be begun: %s", entry.session_id, exc)
@@ -296,7 +300,14 @@ class Floor:
         entry = await asyncio.to_thread(self._index.get, adopted.session_id)
         if entry is None:
             raise TranscriptError(f"session {adopted.session_id} is not on the volume")
-        held = await self._continued(entry, adopted)
+        if entry.session_id in self._held:
+            # It could not begin yet, and is tried again by itself, whatever a Redis that was emptied knows of it.
+            return
+        try:
+            held = await self._continued(entry, adopted)
+        except SandhogError as exc:
+            entry.facts.last_error = f"It was taken over and cannot go on yet: {exc}"
+            raise
         entry.is_ours = True
         self._held[entry.session_id] = held
         self.line.begin(entry.session_id, held.principal.name)
