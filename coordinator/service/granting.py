@@ -59,11 +59,14 @@ async def _kept(held: Held, message: Message) -> Told:
     return Told()
 
 
-def _done(held: Held, wish: Wish) -> Coroutine[Any, Any, Told]:
+async def _done(held: Held, wish: Wish) -> Told:
     """Do what takes a while."""
+    if wish.kind == "step":
+        return await _answered(held, wish)
+    await held.until_begun()
     if wish.kind == "copy":
-        return copied(held.runner.copies if held.runner is not None else None, wish)
-    return calls_cancelled(held.steps, wish) if wish.kind == "cancel_calls" else _answered(held, wish)
+        return await copied(held.copies, wish)
+    return await calls_cancelled(held.steps, wish)
 
 
 async def _answered(held: Held, wish: Wish) -> Told:

@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
+import pytest
 import redis
 
 from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.service import afar
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.wanted import NewSession
 from coordinator.session.forking import lay_out, request_of
@@ -168,6 +170,80 @@ async def test_a_place_in_the_clusters_line_is_shown_by_every_server(serve: Serv
     for session_id in (first, second):
         await here.post(f"/v1/sessions/{session_id}/cancel")
         assert (await ours.ended(here, session_id))["queue"] is None
+
+
+@pytest.mark.parametrize("when", ["before it is asked", "before it hears", "before it answers"])
+async def test_what_is_about_a_session_at_work_is_told_by_whoever_goes_on_with_it_when_its_owner_dies(
+    serve: Serves, redis_client: redis.Redis, when: str
+) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    there = theirs.client()
+    session_id = await made(ours.client(), **prompt("one", stay_open=True))
+    path = f"/v1/sessions/{session_id}"
+    await becomes(there, session_id, lambda shown: shown["status"] == "idle")
+    taken, taking = list[Wish](), list[asyncio.Task[None]]()
+
+    async def take() -> None:
+        taken.extend(await ours.sessions.cluster.wishes.take(session_id))
+
+    def look(session: str) -> None:
+        if when == "before it answers":
+            taking.append(asyncio.create_task(take()))
+
+    # It lives, and does nothing of what it is asked: as if it were just dying.
+    ours.sessions.cluster.ownership.on_wishes = look
+    if when == "before it is asked":
+        await dies(ours, session_id, redis_client)
+    asking = [
+        asyncio.create_task(there.post(f"{path}/fork", json=prompt("two"))),
+        asyncio.create_task(there.post(f"{path}/steps/1/cancel")),
+    ]
+    if when != "before it is asked":
+        async with asyncio.timeout(10):
+            while len(taken) + redis_client.llen(keys.wishes(session_id)) < 2:
+                await asyncio.sleep(0.01)
+        await dies(ours, session_id, redis_client)
+    forked, cancelled = await asyncio.gather(*asking)
+    # No worker is here: only whoever has the session knows that it has no workspace yet.
+    assert (forked.status_code, "has no workspace yet" in forked.text) == (409, True), forked.text
+    assert cancelled.status_code in (202, 404), cancelled.text
+    if cancelled.status_code == 202:
+        assert (when != "before it is asked", cancelled.json()["calls"]) == (True, []), "nobody has said so yet"
+    assert redis_client.llen(keys.wishes(session_id)) == 0
+
+
+async def test_who_waits_in_vain_for_somebody_to_go_on_with_a_session_is_told_what_to_do(
+    serve: Serves, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(afar, "TAKEOVER_S", 1.0)
+    ours, theirs = (await serve(heard), await serve(heard))
+    there = theirs.client()
+    session_id = await made(ours.client(), **prompt("one", stay_open=True))
+    await becomes(there, session_id, lambda shown: shown["status"] == "idle")
+    # It has no room for one more.
+    theirs.sessions.floor.line._most = 0
+    await dies(ours, session_id, redis_client)
+    for path, body in (("fork", prompt("two")), ("steps/1/cancel", None)):
+        asked = await there.post(f"/v1/sessions/{session_id}/{path}", json=body)
+        assert (asked.status_code, code(asked), asked.headers["retry-after"]) == (503, "UNAVAILABLE", "3"), asked.text
+        assert "sandhog resume" in asked.json()["error"]["fix"]
+    assert redis_client.llen(keys.wishes(session_id)) == 0
+
+
+async def test_limits_that_cannot_be_kept_are_refused_also_of_a_session_that_waits_for_its_turn(
+    serve: Serves,
+) -> None:
+    served = await serve(heard, max_running=1)
+    client = served.client()
+    running = await made(client, **prompt("one", stay_open=True))
+    waiting = await made(client, **prompt("two"))
+    refused = await client.patch(f"/v1/sessions/{waiting}/limits", json={"cost_usd": 1.0})
+    assert (refused.status_code, code(refused)) == (422, "INVALID"), refused.text
+    changed = await client.patch(f"/v1/sessions/{waiting}/limits", json={"calls": 7})
+    assert (changed.status_code, changed.json()["calls"]) == (200, 7)
+    await client.post(f"/v1/sessions/{running}/finish")
+    shown = await served.ended(client, waiting)
+    assert (shown["status"], shown["limits"]["calls"]) == ("completed", 7), shown
 
 
 async def test_a_fork_that_waited_when_its_server_ended_begins_at_the_next_one(serve: Serves) -> None:
