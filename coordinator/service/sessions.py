@@ -322,7 +322,8 @@ class Sessions:
         waiting = {
             entry.session_id: entry.record.principal
             for entry in entries
-            if entry.facts.state == "running" and not entry.facts.has_place
+            # Also one that had a place: it gave that back while it was idle, and waits for it like all others.
+            if entry.facts.state == "running"
         }
         turns: dict[str, Turn] = {}
         if waiting:

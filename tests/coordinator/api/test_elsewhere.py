@@ -1,7 +1,9 @@
 """Two servers of one cluster: what one of them runs, the other one shows and steers as well."""
 
 import asyncio
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -170,6 +172,39 @@ async def test_a_place_in_the_clusters_line_is_shown_by_every_server(serve: Serv
     for session_id in (first, second):
         await here.post(f"/v1/sessions/{session_id}/cancel")
         assert (await ours.ended(here, session_id))["queue"] is None
+
+
+@pytest.fixture
+def answering_node(redis_url: str) -> Iterator[str]:
+    """A node that has no boxes and answers every call at once."""
+    node = subprocess.Popen([sys.executable, "-m", "tests.bench.answering_node", "n", redis_url])
+    yield "n"
+    node.terminate()
+    node.wait(30)
+
+
+async def test_a_session_that_gave_its_place_back_is_shown_in_the_line_where_it_waits_for_it(
+    serve: Serves, redis_client: redis.Redis, answering_node: str
+) -> None:
+    call = Turn(calls=(ScriptedCall("Bash", {"command": "true"}),))
+
+    def script(said: list[dict[str, Any]]) -> Turn:
+        return call if said[-1]["role"] == "user" else Turn("done")
+
+    ours, theirs = (await serve(script), await serve(script))
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, **prompt(stay_open=True))
+    await becomes(here, session_id, lambda shown: shown["status"] == "idle" and shown["calls"] == 1)
+    # As its node does after a while, which others want.
+    redis_client.delete(keys.places(answering_node))
+    redis_client.zadd(keys.places(answering_node), {f"other-{number}": 4_000_000_000 for number in range(1_000)})
+    assert (await here.post(f"/v1/sessions/{session_id}/message", json={"text": "again"})).status_code == 202
+    for client in (here, there):
+        shown = await becomes(client, session_id, lambda shown: shown["queue"] is not None)
+        assert shown["queue"] == {"line": "cluster", "place_in_line": 1, "ahead": 0, "is_at_quota": False}
+    redis_client.zrem(keys.places(answering_node), "other-0")
+    shown = await becomes(here, session_id, lambda shown: shown["status"] == "idle" and shown["calls"] == 2)
+    assert shown["queue"] is None
 
 
 @pytest.mark.parametrize("when", ["before it is asked", "before it hears", "before it answers"])
