@@ -17,7 +17,7 @@ from coordinator.session.limits import Limits
 
 
 def grant(
-    session: str, wish: Wish, held: Held | None, cancel: Callable[[Held], None]
+    session: str, wish: Wish, held: Held | None, cancel: Callable[[Held], Coroutine[Any, Any, None]]
 ) -> Told | Coroutine[Any, Any, Told]:
     """Do what is wanted of a session; return what became of it, or what will say so.
 
@@ -25,7 +25,7 @@ def grant(
         session: The session.
         wish: What is wanted.
         held: What this process has of it; None where it has nothing of it.
-        cancel: Ends a session that waits or runs here.
+        cancel: Ends a session that waits or runs here, see `Floor.cancel`.
     """
     if held is None:
         words = f"Session {session} has ended, or is elsewhere by now."
@@ -34,7 +34,7 @@ def grant(
     try:
         match wish.kind:
             case "cancel":
-                cancel(held)
+                return _cancelled(cancel(held))
             case "message":
                 return _kept(held, held.say(wish.text))
             case "finish":
@@ -48,6 +48,11 @@ def grant(
         return _refused(exc)
     except (ConfigError, ValidationError) as exc:
         return Told(refusal=Code.INVALID, message=str(exc))
+    return Told()
+
+
+async def _cancelled(kept: Coroutine[Any, Any, None]) -> Told:
+    await kept
     return Told()
 
 

@@ -197,7 +197,7 @@ class Sessions:
         """
         held = self._floor.held(entry.session_id)
         if held is not None:
-            self._floor.cancel(held)
+            await self._floor.cancel(held)
         elif not entry.facts.has_ended:
             await self._afar.ask(entry, Wish(kind="cancel"))
 

@@ -14,6 +14,7 @@ import redis
 from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.scripted import ScriptedCall, Turn
 from coordinator.service import afar
+from coordinator.service.entries import Entry
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.wanted import NewSession
 from coordinator.session.forking import lay_out, request_of
@@ -309,6 +310,61 @@ async def test_wishes_are_taken_once_in_their_order(served: Served) -> None:
     assert [one.text for one in await wishes.take("s")] == ["a", "b"]
     assert await wishes.take("s") == []
     assert await wishes.answer(Wish(kind="cancel"), 0.1) is None
+
+
+@pytest.mark.parametrize("through", ["its own server", "another one"])
+async def test_a_cancel_that_was_accepted_outlives_the_server_that_had_not_come_to_it(
+    serve: Serves, redis_client: redis.Redis, through: str
+) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, loop="none")
+    path = f"/v1/sessions/{session_id}"
+    await becomes(there, session_id, lambda shown: shown["status"] == "running")
+    held = ours.sessions.floor.held(session_id)
+    assert held is not None
+    # What runs it looks at another one: it does not come to see that this is set.
+    held.cancelled = asyncio.Event()
+    accepted = await (here if through == "its own server" else there).post(f"{path}/cancel")
+    assert (accepted.status_code, held.cancelled.is_set()) == (202, True)
+    await dies(ours, session_id, redis_client)
+    shown = await theirs.ended(there, session_id)
+    assert shown["status"] == "cancelled", shown
+
+
+async def test_what_is_wanted_is_heard_also_where_the_word_of_it_is_lost(
+    serve: Serves, redis_client: redis.Redis
+) -> None:
+    served = await serve(heard)
+    client = served.client()
+    session_id = await made(client, **prompt("one", stay_open=True))
+    await becomes(client, session_id, lambda shown: shown["status"] == "idle")
+    # Whoever has it is told in a list of its own; what it takes from there may go with the connection.
+    await served.sessions.cluster.wishes.send(session_id, Wish(kind="message", text="two"), None)
+    await asyncio.sleep(0.5)
+    assert redis_client.llen(keys.wishes(session_id)) == 1, "nobody has said that there is something"
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    async with asyncio.timeout(20):
+        await becomes(client, session_id, lambda shown: shown["text"].endswith("two"))
+
+
+async def test_a_key_whose_session_could_not_be_made_is_free_for_another_server(serve: Serves) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    principal = ours.sessions.floor.principal("local")
+    made_as: list[str] = []
+
+    async def fails(session_id: str) -> Entry:
+        raise redis.ConnectionError("as when Redis goes away while a fork's workspace is copied")
+
+    async def make(session_id: str) -> Entry:
+        made_as.append(session_id)
+        return Entry(SessionRecord(session_id=session_id, created_at=datetime.now(UTC)), serve.state_dir)
+
+    with pytest.raises(redis.ConnectionError):
+        await ours.sessions._maker.once("k", principal, str, fails)
+    async with asyncio.timeout(5):
+        entry, is_new = await theirs.sessions._maker.once("k", principal, str, make)
+    assert (made_as, is_new) == ([entry.session_id], True)
 
 
 async def test_one_key_at_two_servers_at_once_is_one_session(serve: Serves) -> None:
