@@ -23,7 +23,7 @@ Service = Annotated[Sessions, Depends(_sessions)]
 
 
 async def only_described(request: Request) -> None:
-    """Let a request through whose address asks for nothing but what its route takes.
+    """Let a request through whose address asks for nothing but what its route takes, and each header of it once.
 
     Raises:
         Refused: it asks for something else, or for one thing twice: a misspelt filter is not silently none.
@@ -40,6 +40,11 @@ async def only_described(request: Request) -> None:
             raise Refused(Code.INVALID, f"There is no query parameter {shown} here.", fix)
         if not taken[name] and len(request.query_params.getlist(name)) > 1:
             raise Refused(Code.INVALID, f"The query parameter {shown} is given more than once.", "Give it once.")
+    for header in route.dependant.header_params:
+        if len(request.headers.getlist(header.alias)) > 1:
+            # Which one was meant, nobody can tell: an idempotency key decides whether anything is done at all.
+            words = f"The header {header.alias.title()} is given more than once."
+            raise Refused(Code.INVALID, words, "Give it once; is there a proxy that adds one of its own?")
 
 
 def _query_of(dependant: Dependant) -> dict[str, bool]:

@@ -9,17 +9,9 @@ from pathlib import Path
 
 from coordinator.cluster.dispatch import Dispatcher
 from coordinator.cluster.lanes import Lanes
+from coordinator.cluster.outcomes import BY_A_PERSON, cancelled_outcome, did_not_run
 from coordinator.cluster.patience import patiently
-from coordinator.cluster.settle import (
-    BY_A_PERSON,
-    MAX_ATTEMPTS,
-    MustResend,
-    Sent,
-    Settler,
-    cancelled_outcome,
-    did_not_run,
-    resend_order,
-)
+from coordinator.cluster.settle import CANCEL_AGAIN_S, CANCEL_S, MAX_ATTEMPTS, MustResend, Sent, Settler, resend_order
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
 from coordinator.ending import either, end
@@ -73,6 +65,8 @@ class Executor:
         self._run_id = ""
         """The life of Redis that gave the last lane."""
         self._keeping: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        """Say to nodes that calls are to end."""
         self.on_lane: Callable[[float], None] = _nobody_asks
         """Told of each call of a group, and of each chain, that has its lane: how many seconds it waited for that."""
 
@@ -82,7 +76,7 @@ class Executor:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._keeping is not None
-        await end(self._keeping)
+        await end(self._keeping, *self._ending)
 
     @property
     def run_id(self) -> str:
@@ -115,14 +109,23 @@ class Executor:
                     await self._run_chain(list(jobs), node, cancelled, no_lane, regain, on_outcome)
 
     async def recover(
-        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+        self,
+        order: CallOrder,
+        timeout_s: float,
+        *,
+        run_id: str,
+        has_begun: bool,
+        cancelled: asyncio.Event,
+        stopped: asyncio.Event,
     ) -> CallOutcome:
         """Return what became of a call of an earlier owner of its session, as `Settler.recover` finds out.
 
         Raises:
             RedisLost: Redis stayed away.
         """
-        return await self._settler.recover(order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled)
+        return await self._settler.recover(
+            order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled, stopped=stopped
+        )
 
     async def give_up(self, node: str, call_keys: Sequence[CallKey], cancelled: asyncio.Event) -> None:
         """Let none of these calls start, end those that run on a node, and give their lanes back.
@@ -133,8 +136,17 @@ class Executor:
         fenced = await patiently(partial(self._store.fence, call_keys), cancelled)
         running = [key for key, is_fenced in zip(call_keys, fenced, strict=True) if not is_fenced]
         if running:
-            await self._dispatcher.cancel(node, running)
+            task = asyncio.create_task(self._end_calls(node, running), name=f"end of calls on {node}")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
         await patiently(partial(self._store.give_lanes, node, [str(key) for key in call_keys]), cancelled)
+
+    async def _end_calls(self, node: str, running: Sequence[CallKey]) -> None:
+        """Say it as often as of a call that is waited for: what is said once may be lost, and they would run on."""
+        until = time.monotonic() + CANCEL_S
+        while time.monotonic() < until:
+            await self._dispatcher.cancel(node, running)
+            await asyncio.sleep(CANCEL_AGAIN_S)
 
     async def _take_lanes(self, node: str, limit: int, holders: Sequence[str], session: str = "") -> int:
         got, self._run_id = await self._store.take_lanes(node, limit, holders, session)

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from coordinator.cluster.patience import patiently
 from coordinator.cluster.wishes import Told, Wish, Wishes
 from coordinator.ending import end
+from coordinator.errors import RedisLost
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +47,22 @@ class Hearing:
 
     async def _look(self, session: str) -> None:
         try:
-            if self._is_coming is not None and await self._is_coming(session):
-                return
-            # All of them before the first is told of: nothing that comes later may be heard in between.
-            granted = [(wish, self._grant(session, wish)) for wish in await self._wishes.take(session)]
-        except (RedisError, OSError) as exc:
+            # Nobody says a second time that something is wanted.
+            wishes = await patiently(partial(self._taken, session), asyncio.Event())
+        except (RedisLost, OSError) as exc:
             log.warning("wishes are not heard", extra={"session_id": session, "error": str(exc)})
             return
-        for wish, told in granted:
+        # All of them before the first is told of: nothing that comes later may be heard in between.
+        for wish, told in [(wish, self._grant(session, wish)) for wish in wishes]:
             if isinstance(told, Told):
                 await self._tell(session, wish, told)
             else:
                 self._begin(self._later(session, wish, told), f"{wish.kind} of {session}")
+
+    async def _taken(self, session: str) -> Sequence[Wish]:
+        if self._is_coming is not None and await self._is_coming(session):
+            return []
+        return await self._wishes.take(session)
 
     async def _later(self, session: str, wish: Wish, told: Coroutine[Any, Any, Told]) -> None:
         await self._tell(session, wish, await told)

@@ -51,6 +51,8 @@ class Ownership:
         """Called each time that the lease was renewed, for what is kept in Redis beside it; may raise `RedisError`."""
         self.on_told: Callable[[str], None] = lambda wish_id: None
         """Called with the id of a wish of this coordinator's of which its owner has told what became."""
+        self.on_hearing_again: Callable[[], None] = lambda: None
+        """Called once others are heard again after a time in which what they asked may have been lost."""
         self._store = store
         self._owned: dict[str, _Owned] = {}
         self._has_lease = False
@@ -182,9 +184,13 @@ class Ownership:
             await asyncio.sleep(EVERY_S)
 
     async def _listen_forever(self) -> None:
+        may_have_missed = False
         while True:
             try:
                 asked = await self._store.next_asked(self.coordinator, LISTEN_S)
+                if may_have_missed:
+                    may_have_missed = False
+                    self.on_hearing_again()
                 if asked is None:
                     continue
                 if asked.startswith(keys.LOOK):
@@ -194,5 +200,7 @@ class Ownership:
                 elif asked in self._owned:
                     self._owned[asked].on_cancel()
             except (RedisError, OSError) as exc:
+                # What was taken from the list may have gone with its answer.
+                may_have_missed = True
                 log.info("nothing is heard of other processes", extra={"error": str(exc)})
                 await asyncio.sleep(DEAF_S)

@@ -8,7 +8,7 @@ at its node by `join`, which starts nothing; and only what even the node cannot 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from coordinator.cluster.collect import ReplyReader
 from coordinator.cluster.dispatch import Dispatcher
+from coordinator.cluster.outcomes import BY_A_PERSON, cancelled_outcome, did_not_run, unknown, when_cancelled
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.store import Store
 from coordinator.cluster.watch import Watch
@@ -41,7 +42,6 @@ CANCEL_AGAIN_S = 1.0
 CANCEL_LIMIT_S = 10.0
 """How long a cancelled call is waited for in all, also while Redis is away."""
 MAX_ATTEMPTS = 2
-BY_A_PERSON = "A person cancelled this call"
 WITHOUT_OWNER = "the session's coordinator was gone for a while"
 
 
@@ -132,20 +132,27 @@ class Settler:
                     # Nothing can be known now; the call goes on, or waits, as everything does.
                     outcome, refused_since = None, refused_since or self._clock()
                     if self._clock() - refused_since > keys.OUTAGE_S:
-                        return _unknown(sent.order, f"Redis cannot be asked: {exc}")
+                        return unknown(sent.order, f"Redis cannot be asked: {exc}")
                     await _wait_first(TICK_S, stop)
                 if outcome is None and stop.done():
                     return await self._cancel(sent, cancelled)
                 if outcome is not None:
                     return outcome
                 if self._watch.away_s > keys.OUTAGE_S:
-                    return _unknown(sent.order, "Redis stayed away")
+                    return unknown(sent.order, "Redis stayed away")
         finally:
             stop.cancel()
             self.forget(sent)
 
     async def recover(
-        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+        self,
+        order: CallOrder,
+        timeout_s: float,
+        *,
+        run_id: str,
+        has_begun: bool,
+        cancelled: asyncio.Event,
+        stopped: asyncio.Event,
     ) -> CallOutcome:
         """Return what became of a call that an earlier owner of its session sent, or was about to; starts nothing.
 
@@ -155,6 +162,7 @@ class Settler:
             run_id: The life of Redis in which it would have been claimed.
             has_begun: It may have been sent.
             cancelled: Ends the wait.
+            stopped: Ends the call, if it runs, and with it the wait: a person wants it no more.
 
         Raises:
             RedisLost: Redis stayed away.
@@ -166,28 +174,34 @@ class Settler:
         fenced = await patiently(fence, cancelled)
         started = [one for one, is_fenced in zip(attempts, fenced, strict=True) if not is_fenced]
         if not started and (not has_begun or await patiently(self._store.run_id, cancelled) == run_id):
+            if stopped.is_set():
+                return when_cancelled(order.key, None, is_alone=True, never_begins=True)
             return did_not_run([order], WITHOUT_OWNER)[0]
         view = await patiently(partial(self._store.node, order.node), cancelled)
         if view is None and not self._watch.is_quiet:
-            return _unknown(order, f"{WITHOUT_OWNER}, and its node is gone")
+            return unknown(order, f"{WITHOUT_OWNER}, and its node is gone")
         self._watch.follow(order.node, order.incarnation)
         # Without a claim that is certain, each attempt is asked for; only one of them can have started.
-        outcome = _unknown(order, WITHOUT_OWNER)
+        outcome = unknown(order, WITHOUT_OWNER)
         for one in reversed(started or attempts):
-            outcome = await self._joined(one, timeout_s, run_id, cancelled)
+            sent = self.expect(one, timeout_s, run_id=run_id)
+            sent.stopped = stopped
+            outcome = await self._joined(sent, cancelled)
             if outcome.fate is Fate.RAN:
                 break
         return outcome
 
-    async def _joined(self, order: CallOrder, timeout_s: float, run_id: str, cancelled: asyncio.Event) -> CallOutcome:
-        sent = self.expect(order, timeout_s, run_id=run_id)
-        stop = asyncio.create_task(cancelled.wait())
+    async def _joined(self, sent: Sent, cancelled: asyncio.Event) -> CallOutcome:
+        stop = asyncio.create_task(one_of(cancelled, sent.stopped))
         try:
             outcome = await self._join(sent, WITHOUT_OWNER, stop)
+            if outcome is None and not cancelled.is_set():
+                # Not `_cancel`: its fence, which is ours, would be taken for a proof that nothing ran.
+                return when_cancelled(sent.order.key, await self._within_limit(self._last_words(sent)), is_alone=True)
         finally:
             stop.cancel()
             self.forget(sent)
-        return outcome or cancelled_outcome(order.key, "The session was cancelled while this call ran.")
+        return outcome or when_cancelled(sent.order.key, None, is_alone=False)
 
     async def _look_after(self, sent: Sent, stop: "asyncio.Future[Any]") -> CallOutcome | None:
         """Return the outcome of a call that needs no more waiting; None to go on waiting."""
@@ -246,7 +260,7 @@ class Settler:
         while left_s > 0:
             health = self._watch.health(order.node)
             if health.is_lost:
-                return _unknown(order, f"{why}; nobody is left to ask")
+                return unknown(order, f"{why}; nobody is left to ask")
             if not sent.asked_of or health.incarnation not in (None, sent.asked_of):
                 await self._ask_join(sent, health.incarnation)
             before = self._clock()
@@ -262,7 +276,7 @@ class Settler:
             left_s -= self._clock() - before if self._watch.is_redis_answering else 0
             if self._watch.away_s > keys.OUTAGE_S:
                 break
-        return _unknown(order, why)
+        return unknown(order, why)
 
     async def _ask_join(self, sent: Sent, incarnation: str | None) -> None:
         """Send a join, and note whom it was sent to."""
@@ -275,17 +289,14 @@ class Settler:
     async def _cancel(self, sent: Sent, cancelled: asyncio.Event) -> CallOutcome:
         """Return what a call came to that is cancelled: what it says itself, within a bounded time."""
         is_alone = sent.stopped.is_set() and not cancelled.is_set()
-        who = BY_A_PERSON if is_alone else "The session was cancelled"
-        outcome: CallOutcome | None = None
+        outcome = await self._within_limit(self._cancelled(sent, is_alone=is_alone))
+        return when_cancelled(sent.order.key, outcome, is_alone=is_alone, never_begins=sent.never_begins)
+
+    async def _within_limit(self, words: Awaitable[CallOutcome | None]) -> CallOutcome | None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_LIMIT_S):
-                outcome = await self._cancelled(sent, is_alone=is_alone)
-        if sent.never_begins:
-            return cancelled_outcome(sent.order.key, f"{who} before {'it' if is_alone else 'this call'} ran.")
-        if outcome is None:
-            words = f"{who} while {'it' if is_alone else 'this call'} ran; it may have run in part."
-            return cancelled_outcome(sent.order.key, words)
-        return _by_a_person(outcome) if is_alone else outcome
+                return await words
+        return None
 
     async def _cancelled(self, sent: Sent, *, is_alone: bool) -> CallOutcome | None:
         # Of a session's cancel, no other call of it starts from now on either: a node must not go on with the chain's
@@ -348,25 +359,6 @@ async def _wait_first(timeout_s: float, *futures: "asyncio.Future[Any]") -> None
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-def cancelled_outcome(key: CallKey, reason: str) -> CallOutcome:
-    """Return the outcome of a call that was cancelled and whose own words are not to be had."""
-    return CallOutcome(
-        key=key,
-        fate=Fate.RAN,
-        reason=reason,
-        result={"status": "error", "text": "", "error_code": "CANCELLED", "error_message": reason},
-    )
-
-
-def _by_a_person(outcome: CallOutcome) -> CallOutcome:
-    """Return the outcome with who cancelled it, if it is one that was."""
-    result = outcome.result or {}
-    if result.get("error_code") != "CANCELLED":
-        return outcome
-    words = f"{BY_A_PERSON}. {result.get('error_message')}"
-    return outcome.model_copy(update={"result": {**result, "error_message": words}})
-
-
 def attempts_of(key: CallKey) -> list[CallKey]:
     """Return a call's first key, with those under which it may be sent again."""
     keys_of_it = [key]
@@ -375,22 +367,6 @@ def attempts_of(key: CallKey) -> list[CallKey]:
     return keys_of_it
 
 
-def _unknown(order: CallOrder, why: str) -> CallOutcome:
-    return CallOutcome(key=order.key, fate=Fate.UNKNOWN, reason=f"The call may have run: {why}.")
-
-
 def resend_order(order: CallOrder, incarnation: str) -> CallOrder:
     """Return the order as its next attempt, for the node's present life."""
     return order.model_copy(update={"key": order.key.next_attempt(), "incarnation": incarnation})
-
-
-def did_not_run(orders: Sequence[CallOrder], reason: str) -> list[CallOutcome]:
-    """Return the outcomes of calls that never ran and will not be sent again."""
-    return [
-        CallOutcome(
-            key=order.key,
-            fate=Fate.DID_NOT_RUN,
-            reason=f"The call did not run: {reason}. It is safe to ask for it again.",
-        )
-        for order in orders
-    ]

@@ -1,5 +1,6 @@
 """Steer sessions that another coordinator has: sessions → **afar** → wishes (Redis) → that one's floor."""
 
+import asyncio
 from dataclasses import dataclass
 
 from coordinator.cluster.parts import Cluster
@@ -11,8 +12,12 @@ from coordinator.service.volume import on_volume
 
 ANSWER_S = 3.0
 """How long the other coordinator is waited for; it looks a few times a second."""
-HEARD_BY_COMMANDS = frozenset({"copy", "cancel_calls"})
-"""What a command does that runs a session, too; it is about what runs now, and no later owner's matter."""
+TAKEOVER_S = 20.0
+"""How long somebody is waited for who goes on with a session whose owner has died: it takes a few seconds."""
+AGAIN_S = 0.2
+"""The pause before it is looked anew who has a session."""
+ABOUT_NOW = frozenset({"copy", "cancel_calls"})
+"""What is about a session at work, and can be told of only by whoever runs it. A command that runs one does it, too."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +34,46 @@ class Afar:
             RedisError: Redis does not answer.
         """
         session = entry.session_id
+        if wish.kind in ABOUT_NOW:
+            return await self._ask_at_work(entry, wish, within_s)
         owner = await self.owner_of(entry)
-        if entry.record.wanted is None and wish.kind not in HEARD_BY_COMMANDS:
+        if entry.record.wanted is None:
             await self._ask_command(session, owner, wish)
             return None
-        if owner is None and (entry.record.wanted is None or wish.kind in HEARD_BY_COMMANDS):
-            raise nobody(session)
         await self.cluster.wishes.send(session, wish, owner)
-        told = await self.cluster.wishes.answer(wish, within_s) if owner is not None else None
-        if told is not None and told.refusal:
-            raise _refused(told)
-        return told
+        return _granted(await self.cluster.wishes.answer(wish, within_s) if owner is not None else None)
+
+    async def _ask_at_work(self, entry: Entry, wish: Wish, within_s: float) -> Told | None:
+        """Return what whoever runs a session says; where its owner is dead, or dies, whoever takes it over then.
+
+        Raises:
+            Refused: it says no; or nobody has taken the session over in time.
+        """
+        session, clock = entry.session_id, asyncio.get_running_loop().time
+        until = clock() + TAKEOVER_S
+        while True:
+            owner = await self.owner_of(entry)
+            if owner is None:
+                await asyncio.to_thread(entry.refresh)
+                if entry.facts.has_ended:
+                    raise Refused(Code.CONFLICT, f"Session {session} has just ended.", "Ask again.", retry_after_s=1)
+                if entry.record.wanted is None or clock() > until:
+                    raise nobody(session)
+                await asyncio.sleep(AGAIN_S)
+                continue
+            await self.cluster.wishes.send(session, wish, owner)
+            deadline = clock() + within_s
+            while (left_s := deadline - clock()) > 0 and await self.owner_of(entry) == owner:
+                told = await self.cluster.wishes.answer(wish, min(left_s, ANSWER_S))
+                if told is not None:
+                    return _granted(told)
+            # A copy that nobody waits for is made by none; calls are ended by whoever goes on with the session.
+            if left_s <= 0 and wish.kind == "cancel_calls":
+                return None
+            await self.cluster.wishes.take_back(session, wish)
+            if left_s <= 0:
+                return None
+            until = clock() + TAKEOVER_S
 
     async def ask_owner(self, entry: Entry, wish: Wish, within_s: float) -> Told | None:
         """Return what the present owner of a session says to a wish that is for no later one; None where it does not.
@@ -53,10 +87,7 @@ class Afar:
             return None
         wish = wish.model_copy(update={"only": owner})
         await self.cluster.wishes.send(entry.session_id, wish, owner)
-        told = await self.cluster.wishes.answer(wish, within_s)
-        if told is not None and told.refusal:
-            raise _refused(told)
-        return told
+        return _granted(await self.cluster.wishes.answer(wish, within_s))
 
     async def owner_of(self, entry: Entry) -> str | None:
         """Return the live coordinator that runs a session, or in whose line it waits; None where there is none now.
@@ -83,6 +114,13 @@ def nobody(session: str) -> Refused:
     return Refused(Code.UNAVAILABLE, words, fix, retry_after_s=3)
 
 
-def _refused(told: Told) -> Refused:
+def _granted(told: Told | None) -> Told | None:
+    """Return what an owner told.
+
+    Raises:
+        Refused: it says no.
+    """
+    if told is None or not told.refusal:
+        return told
     code = Code(told.refusal) if told.refusal in Code.__members__ else Code.CONFLICT
-    return Refused(code, told.message, told.fix)
+    raise Refused(code, told.message, told.fix)

@@ -32,6 +32,7 @@ async def cancel_calls(entry: Entry, name: str, held: Held | None, afar: Afar) -
     wish = Wish(kind="cancel_calls", calls=name)
     told: Told | None = Told()
     if held is not None:
+        await held.until_begun()
         told = await calls_cancelled(held.steps, wish)
     elif not entry.facts.has_ended:
         told = await afar.ask(entry, wish)

@@ -9,13 +9,11 @@ from coordinator.session.call_events import ApprovalAnswered, ApprovalAsked, Cal
 from coordinator.session.events import ChildEvent, Event, innermost
 from coordinator.session.limits import Limits
 from coordinator.session.session_events import (
-    BoxReplaced,
     ChildEnded,
     LimitsChanged,
     Notice,
     SessionEnded,
     SessionForked,
-    SessionPlaced,
     SessionResumed,
     SessionStarted,
     TurnEnded,
@@ -50,8 +48,6 @@ class Facts:
     last_error: str | None = None
     patch_path: str | None = None
     forked_from: str | None = None
-    has_place: bool = False
-    """Its box stands, or stood last, on a node."""
     is_between_turns: bool = False
     """The model has answered, and nothing was said since."""
     waiting: set[tuple[str, int, int]] = field(default_factory=set)
@@ -86,7 +82,7 @@ class Facts:
             case SessionResumed():
                 self.state, self.ended_at, self.stop_reason = "running", None, ""
                 self.started_at = self.started_at or moment
-                self.has_place = self.is_between_turns = False
+                self.is_between_turns = False
                 # What sub-agents asked ended with them.
                 self.waiting = {one for one in self.waiting if not one[0]}
             case LimitsChanged():
@@ -114,10 +110,6 @@ class Facts:
                 self._ask(event)
             case ChildEnded():
                 self.waiting = {one for one in self.waiting if not is_within(one[0], event.child)}
-            case SessionPlaced():
-                self.has_place = True
-            case BoxReplaced():
-                self.has_place = False
             case Notice(level="warning" | "error"):
                 self.last_error = event.text
 
@@ -134,7 +126,7 @@ class Facts:
         """Begin anew: what came before was another session's."""
         self.state, self.started_at, self.text, self.last_error = "queued", None, "", None
         self.calls, self.usage = 0, Usage()
-        self.has_place = self.is_between_turns = False
+        self.is_between_turns = False
         self.waiting.clear()
 
     def _end(self, event: SessionEnded, moment: str) -> None:

@@ -4,16 +4,21 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
+from typing import Any
+
+from redis.exceptions import RedisError
 
 from coordinator.cluster.hearing import Hearing
 from coordinator.cluster.parts import Cluster
+from coordinator.cluster.wishes import Wish
 from coordinator.ending import end
 from coordinator.endpoint.limiter import EndpointLimiter
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import ConfigError, SandhogError, TranscriptError
 from coordinator.service.admission import Admission
+from coordinator.service.adopted import run_adopted
 from coordinator.service.carried import forget_carried
 from coordinator.service.entries import Entry, Index
 from coordinator.service.granting import grant
@@ -35,6 +40,8 @@ from coordinator.session.takeover import Adopted, TakeoverWatch
 
 log = logging.getLogger(__name__)
 
+KEEP_S = 1.0
+"""How long a cancel is held up by a Redis that does not answer; it is done in any case."""
 LOOK_S = 0.2
 """While it drains, how often sessions are looked at that may have come to wait for somebody."""
 
@@ -87,6 +94,7 @@ class Floor:
 
     async def __aenter__(self) -> "Floor":
         self._cluster.ownership.on_wishes = self._hearing.look
+        self._cluster.ownership.on_hearing_again = self._look_at_all
         await self.quotas.__aenter__()
         await self._takeover.__aenter__()
         return self
@@ -192,11 +200,21 @@ class Floor:
         entry.record = entry.record.model_copy(update={"coordinator": self._cluster.ownership.coordinator})
         await asyncio.to_thread(write_record, entry.directory, entry.record)
 
-    def cancel(self, held: Held) -> None:
-        """End a session; one that waits begins at once, only to end: its transcript says so."""
+    def cancel(self, held: Held) -> Coroutine[Any, Any, None]:
+        """End a session; one that waits begins at once, only to end: its transcript says so.
+
+        Returns:
+            To be awaited: leaves its next owner the same to do, should this one be gone before the session has ended.
+        """
         held.cancel()
         if self.line.leave(held.entry.session_id):
             self._start(held)
+        return self._keep_cancel(held.entry.session_id)
+
+    async def _keep_cancel(self, session_id: str) -> None:
+        with contextlib.suppress(RedisError, OSError):
+            async with asyncio.timeout(KEEP_S):
+                await self._cluster.wishes.send(session_id, Wish(kind="cancel"), None)
 
     def model_of(self, loop: str, name: str | None) -> ModelClient:
         """Return the client of a session's model.
@@ -256,6 +274,10 @@ class Floor:
         for session in self.line.next(may_run):
             self._start(self._held[session])
 
+    def _look_at_all(self) -> None:
+        for session_id in self._held:
+            self._hearing.look(session_id)
+
     def _start(self, held: Held) -> None:
         held.task = asyncio.create_task(self._run(held), name=f"session {held.entry.session_id}")
         # What was wanted of it while nobody had it.
@@ -264,8 +286,11 @@ class Floor:
     async def _run(self, held: Held) -> None:
         entry, has_run = held.entry, False
         try:
-            await held.run(self._shared)
-            has_run = True
+            if isinstance(held.found, Adopted):
+                has_run = await run_adopted(held, self._shared)
+            else:
+                await held.run(self._shared)
+                has_run = True
         except (SandhogError, OSError) as exc:
             # Its transcript cannot be made, or another process has the session.
             log.warning("session %s could not be begun: %s", entry.session_id, exc)
@@ -299,7 +324,14 @@ class Floor:
         entry = await asyncio.to_thread(self._index.get, adopted.session_id)
         if entry is None:
             raise TranscriptError(f"session {adopted.session_id} is not on the volume")
-        held = await self._continued(entry, adopted)
+        if entry.session_id in self._held:
+            # It could not begin yet, and is tried again by itself, whatever a Redis that was emptied knows of it.
+            return
+        try:
+            held = await self._continued(entry, adopted)
+        except SandhogError as exc:
+            entry.facts.last_error = f"It was taken over and cannot go on yet: {exc}"
+            raise
         entry.is_ours = True
         self._held[entry.session_id] = held
         self.line.begin(entry.session_id, held.principal.name)

@@ -93,9 +93,10 @@ class Forks:
             await copy_kept(found, self.cluster, session_id)
             return None
         if held is not None:
-            if held.runner is None or held.runner.copies is None:
+            await held.until_begun()
+            if held.copies is None:
                 raise Refused(Code.CONFLICT, f"Session {parent.session_id} is just beginning.", "Ask again.")
-            return await held.runner.copies.copy_to(session_id)
+            return await held.copies.copy_to(session_id)
         told = await self.afar.ask(parent, Wish(kind="copy", to=session_id), COPY_S)
         if told is None:
             words = f"Whoever runs session {parent.session_id} did not say that its workspace was copied."

@@ -17,7 +17,7 @@ from coordinator.session.limits import Limits
 
 
 def grant(
-    session: str, wish: Wish, held: Held | None, cancel: Callable[[Held], None]
+    session: str, wish: Wish, held: Held | None, cancel: Callable[[Held], Coroutine[Any, Any, None]]
 ) -> Told | Coroutine[Any, Any, Told]:
     """Do what is wanted of a session; return what became of it, or what will say so.
 
@@ -25,7 +25,7 @@ def grant(
         session: The session.
         wish: What is wanted.
         held: What this process has of it; None where it has nothing of it.
-        cancel: Ends a session that waits or runs here.
+        cancel: Ends a session that waits or runs here, see `Floor.cancel`.
     """
     if held is None:
         words = f"Session {session} has ended, or is elsewhere by now."
@@ -34,7 +34,7 @@ def grant(
     try:
         match wish.kind:
             case "cancel":
-                cancel(held)
+                return _cancelled(cancel(held))
             case "message":
                 return _kept(held, held.say(wish.text))
             case "finish":
@@ -51,6 +51,11 @@ def grant(
     return Told()
 
 
+async def _cancelled(kept: Coroutine[Any, Any, None]) -> Told:
+    await kept
+    return Told()
+
+
 async def _kept(held: Held, message: Message) -> Told:
     try:
         await held.messages.keep(message)
@@ -59,11 +64,14 @@ async def _kept(held: Held, message: Message) -> Told:
     return Told()
 
 
-def _done(held: Held, wish: Wish) -> Coroutine[Any, Any, Told]:
+async def _done(held: Held, wish: Wish) -> Told:
     """Do what takes a while."""
+    if wish.kind == "step":
+        return await _answered(held, wish)
+    await held.until_begun()
     if wish.kind == "copy":
-        return copied(held.runner.copies if held.runner is not None else None, wish)
-    return calls_cancelled(held.steps, wish) if wish.kind == "cancel_calls" else _answered(held, wish)
+        return await copied(held.copies, wish)
+    return await calls_cancelled(held.steps, wish)
 
 
 async def _answered(held: Held, wish: Wish) -> Told:

@@ -130,8 +130,8 @@ class Maker:
             await asyncio.sleep(AGAIN_S)
         try:
             return await make(keyed.session_id), True
-        except Refused:
-            # Nothing was made: the key must not stand in the way of the next try.
+        except (Refused, RedisError):
+            # Nothing was made: the key must not stand in the way of the next try, which may come to another server.
             await on_volume(release_key, self._state_dir, principal.name, key)
             raise
 

@@ -139,6 +139,9 @@ async def _answered(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     if caller.is_catching_up and caller.last is not None:
+        if asked.is_cancelled and asked.name == caller.last.name:
+            # While it is found out what became of it, what still runs of it is ended.
+            caller.last.cancelled.set()
         await caller.last.wait(wait_s)
     if caller.is_lost:
         return None

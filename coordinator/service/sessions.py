@@ -197,7 +197,7 @@ class Sessions:
         """
         held = self._floor.held(entry.session_id)
         if held is not None:
-            self._floor.cancel(held)
+            await self._floor.cancel(held)
         elif not entry.facts.has_ended:
             await self._afar.ask(entry, Wish(kind="cancel"))
 
@@ -324,7 +324,8 @@ class Sessions:
         waiting = {
             entry.session_id: entry.record.principal
             for entry in entries
-            if entry.facts.state == "running" and not entry.facts.has_place
+            # Also one that had a place: it gave that back while it was idle, and waits for it like all others.
+            if entry.facts.state == "running"
         }
         turns: dict[str, Turn] = {}
         if waiting:

@@ -63,6 +63,8 @@ class Continued:
     """Who goes on, for the transcript."""
     message: str = ""
     """What a person says to it; "" for nothing."""
+    is_ending: bool = False
+    """It was cancelled while nobody ran it, and goes on only to say how it ended."""
 
     def is_fresh(self, seat: Seat) -> bool:
         """Whether the box is another one than the session had, as far as can be told here."""
@@ -97,6 +99,11 @@ class OpenAnswers:
     rebuilt: Rebuilt
     strict: bool
     """The model was given the strict rendering of the tools' schemas."""
+
+    def open(self, opened: OpenStep) -> None:
+        """Let calls of the step be cancelled from now on, while it is found out what became of them."""
+        calls = plan(opened.calls, opened.ids, self.registry, strict=self.strict)
+        self.steps.reopen(opened.step, [calls[at] for at in opened.missing], opened.begun)
 
     async def find(self, opened: OpenStep, seat: Seat, cancelled: asyncio.Event) -> list[str]:
         """Return one answer for each call of the step, in order; those that were missing are recorded.
@@ -174,6 +181,7 @@ class OpenAnswers:
             run_id=placed.run_id if placed and age_s < PROVEN_S else "",
             has_begun=has_begun,
             cancelled=cancelled,
+            stopped=self.steps.open_calls.stop_of(call.index),
         )
         return answered(call, outcome, 0.0)
 

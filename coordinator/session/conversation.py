@@ -74,6 +74,8 @@ class Conversation:
     ) -> Ending | None:
         """Bring the conversation to where the model can be asked; return the ending where it need not be."""
         rebuilt, place = continued.rebuilt, None
+        if rebuilt.open_step is not None and self.answers is not None:
+            self.answers.open(rebuilt.open_step)
         # Its last owner did not come to say so.
         done = Ending("completed", "done", rebuilt.text) if self._is_done(continued) else None
         if rebuilt.open_step is not None or rebuilt.placed is not None:

@@ -53,8 +53,9 @@ class Copying:
                 async with asyncio.timeout_at(deadline):
                     await self.running.acquire()
                 try:
-                    # Calls that wait for their box, or whose answers are being collected, are under way as well.
-                    if not self.history.unanswered:
+                    # Calls that wait for their box, or whose answers are being collected, are under way as well, and so
+                    # is a session that was taken over until its box stands again.
+                    if not self.history.unanswered and not self.place.is_on_its_way:
                         step = self.taken.step
                         await self.place.copy_to(target)
                         return step

@@ -53,6 +53,8 @@ class LiveLimits:
         self._facts = facts
         self.changed = asyncio.Event()
         """Set by each change; who waits for it clears it."""
+        self.keep: Callable[[], None] = lambda: None
+        """Keeps them at once where a later owner finds them; else that is done before the next step."""
         self.now = self._granted(limits)
 
     def change(self, limits: Limits) -> Limits:

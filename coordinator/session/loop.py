@@ -146,9 +146,7 @@ class SessionLoop:
             self.limits.changed.clear()
 
     async def _step(self, seat: "asyncio.Task[Seat]", cancelled: asyncio.Event, stop: asyncio.Event) -> Ending | None:
-        if self.limits.now != self._told_limits:
-            self._told_limits = self.limits.now
-            self.emit(LimitsChanged(limits=self._told_limits))
+        self.tell_limits()
         tools = await self.shown.schemas(self.last_seat.node.node if self.last_seat else _node(seat))
         next_tokens = self.context.tokens(self.history, tools)
         limit = reached(self.limits.now, self.spend, self.clock.elapsed_s, next_tokens)
@@ -163,6 +161,12 @@ class SessionLoop:
         ending = await self._turn(tools, seat, cancelled, stop)
         why = self.steps.repeats.stop_reason
         return await self._sum_up(why, SUM_UP, cancelled) if ending is None and why else ending
+
+    def tell_limits(self) -> None:
+        """Keep limits that were changed: a later owner goes on with them."""
+        if self.limits.now != self._told_limits:
+            self._told_limits = self.limits.now
+            self.emit(LimitsChanged(limits=self._told_limits))
 
     async def _sum_up(self, reason: str, words: str, cancelled: asyncio.Event, *, may_ask: bool = True) -> Ending:
         """Let the model say its last words, without tools, where there is something to sum up."""

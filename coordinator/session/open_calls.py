@@ -21,9 +21,11 @@ class OpenCalls:
     _stops: dict[int, asyncio.Event] = field(default_factory=dict)
 
     def begin(self, step: int, calls: Iterable[PlannedCall]) -> None:
-        """Let the calls of a step be cancelled until each has its answer."""
-        self._step, self._stops = step, {call.index: asyncio.Event() for call in calls}
+        """Let the calls of a step be cancelled until each has its answer; those that were before still are."""
+        known = self._stops if step == self._step else {}
+        self._step, self._stops = step, {call.index: known.get(call.index, asyncio.Event()) for call in calls}
         self.unwanted.clear()
+        self._look()
 
     def stop_of(self, index: int) -> asyncio.Event:
         """Return what is set when a person cancels this call of the step; it must be open."""

@@ -103,6 +103,11 @@ class SessionPlace:
         """Its box was ended: no other owner goes on with it from now on."""
 
     @property
+    def is_on_its_way(self) -> bool:
+        """Whether the session had a box before, and its present owner has none of it yet."""
+        return self._has_stood and not self._is_seated
+
+    @property
     def box(self) -> BoxOrder:
         """The order for its box."""
         return box_order(self._request, self._session, self._session_dir, self._generation)
@@ -340,8 +345,7 @@ class SessionPlace:
         )
         if not await self._ask(partial(ownership.note, self._session)):
             raise LostSession(f"session {self._session} was taken over by another coordinator")
-        records = read_seen(self._session_dir)
-        if records:
+        if records := read_seen(self._session_dir):
             await self._ask(partial(store.restore_seen_files, self._session, records))
             forget_seen(self._session_dir)
 
@@ -357,8 +361,7 @@ class SessionPlace:
     async def _keep_seen(self) -> None:
         """Keep the read metadata with the session."""
         try:
-            records = await self._cluster.store.seen_files(self._session)
-            if records:
+            if records := await self._cluster.store.seen_files(self._session):
                 keep_seen(self._session_dir, records)
         except (RedisError, OSError) as exc:
             log.info("read metadata is not kept", extra={"session_id": self._session, "error": str(exc)})

@@ -13,6 +13,8 @@ from pathlib import Path
 from coordinator.errors import TranscriptError
 
 RESERVE_BYTES = 64 * 1024 * 1024
+ENDING_BYTES = 1024 * 1024
+"""For one that goes on only to say how it ended."""
 NAME = "reserve"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What an append ends with that finds no room."""

@@ -174,9 +174,12 @@ def continuing(
     next_message: NextMessage | None = None,
     env: Mapping[str, str] | None = None,
     by: str,
+    is_ending: bool = False,
     make_loop: Callable[..., SessionLoop] = SessionLoop,
 ) -> SessionRunner:
     """Return the runner of a session that is ours in Redis under this generation; else as `resume`.
+
+    With `is_ending` it was cancelled, and goes on only to say so: it needs little room on the disk.
 
     Raises:
         TranscriptError: it cannot be read, or another process was faster.
@@ -203,7 +206,7 @@ def continuing(
         secrets=secrets,
         session_id=session_id,
         next_message=next_message,
-        continued=Continued(reading, rebuilt, generation, by, message),
+        continued=Continued(reading, rebuilt, generation, by, message, is_ending),
         make_loop=make_loop,
     )
 

@@ -31,7 +31,7 @@ from coordinator.session.opening import make_session_dir, resumed, started
 from coordinator.session.place import SessionPlace
 from coordinator.session.prompt import PromptFacts, system_prompt
 from coordinator.session.request import SessionRequest, new_session_id
-from coordinator.session.reserve import Reserve
+from coordinator.session.reserve import ENDING_BYTES, RESERVE_BYTES, Reserve
 from coordinator.session.result import SessionResult, notes_of, read_patch
 from coordinator.session.session_events import Notice, SessionStarted, SystemWritten
 from coordinator.session.spend import Spend, WallClock
@@ -101,7 +101,7 @@ class SessionRunner:
         self.session_id = session_id or new_session_id()
         self.session_dir = cluster.state_dir / "sessions" / self.session_id
         self.spend, self.clock = Spend(facts), WallClock()
-        reserve = Reserve(cluster.state_dir)
+        reserve = Reserve(cluster.state_dir, ENDING_BYTES if continued and continued.is_ending else RESERVE_BYTES)
         reserve.hold()
         self._secrets = [*secrets, *request.box.secrets, *request.parameters.secrets]
         if continued is None:
@@ -158,7 +158,7 @@ class SessionRunner:
             waits_for_box=request.box.extras.makes_image or self._place.wants_notes or bool(request.box.extras.mcp),
         )
         loop = self._loop(talk)
-        self.steps = loop.steps
+        self.steps, self.limits.keep = loop.steps, loop.tell_limits
         self.copies = Copying(self._place, history, loop.steps.running, self._taken)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = self._lost_or(await first(conversation, self._abandoned) or self._abandoned_as)

@@ -5,7 +5,7 @@ Every call of the reply gets exactly one answer, in the model's order, whatever 
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,9 +13,10 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from coordinator.cluster.execute import Executor, Job
+from coordinator.cluster.outcomes import BY_A_PERSON
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.seat import Above, Seat
-from coordinator.cluster.settle import BY_A_PERSON, attempts_of
+from coordinator.cluster.settle import attempts_of
 from coordinator.cluster.store import Store
 from coordinator.ending import either
 from coordinator.errors import LostSession, RedisLost
@@ -139,6 +140,11 @@ class StepRunner:
             if not await patiently(begin, cancelled):
                 raise LostSession(f"session {one.session} was taken over by another coordinator")
 
+    def reopen(self, step: int, calls: Sequence[PlannedCall], begun: Collection[int]) -> None:
+        """Let calls be cancelled that an earlier owner left without an answer; `begun` are those that may have run."""
+        self.open_calls.begin(step, calls)
+        self._begun.update(begun)
+
     async def cancel(self, step: int, index: int | None) -> dict[int, bool]:
         """End one call, or with None all of a step, that a person wants no more; the session goes on.
 
@@ -146,7 +152,10 @@ class StepRunner:
             Of each that was open whether it may have begun; one that had not never will. Empty where none was open.
         """
         found = self.open_calls.stop(step, index)
-        if not found or self._seat is None:
+        if self._seat is None:
+            # Whoever finds out what became of them ends them.
+            return {at: at in self._begun for at in found}
+        if not found:
             return {}
         keys = [_key(step, at, self._seat) for at in found]
         try:

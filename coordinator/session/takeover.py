@@ -35,6 +35,8 @@ LAPSED_S = 0.9
 """How long a lease must have been gone, beyond its own time."""
 QUIET_S = keys.COORDINATOR_LEASE_MS / 1000 + 10.0
 """How long nobody is suspected after Redis was away, is another one, or was asked for the first time."""
+AGAIN_S, LAST_AGAIN_S = 2.0, 60.0
+"""The pause before a session is tried again that could not go on: twice as long each time."""
 TAIL_BYTES = 64 * 1024
 """The last event of a session is looked for in so much of its transcript."""
 
@@ -218,6 +220,8 @@ class TakeoverWatch:
         """What this life of Redis does not know, and could not be adopted yet."""
         self._looked_for: str | None = None
         self._looked_at = float("-inf")
+        self._put_off: dict[str, tuple[float, float]] = {}
+        """Sessions that could not go on: until when they are left alone, and for how many seconds in all."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "TakeoverWatch":
@@ -255,6 +259,8 @@ class TakeoverWatch:
             if self._room() <= 0:
                 return
             session = orphan.session_id
+            if time.monotonic() < self._put_off.get(session, (0.0, 0.0))[0]:
+                continue
             try:
                 adopted = await adopt(orphan, self._cluster)
                 if adopted is not None and self._handed.get(session) != adopted.generation:
@@ -262,10 +268,23 @@ class TakeoverWatch:
                     await self._go_on(adopted)
                     self._handed[session] = adopted.generation
             except SandhogError as exc:
-                log.error("a session cannot go on", extra={"session_id": session, "error": str(exc)})
-                await self._cluster.store.disown_session(session, self._cluster.ownership.coordinator)
-            # Whoever has it by now, or cannot go on with it: Redis knows it again.
+                await self._leave_for_now(session, exc)
+                continue
+            self._put_off.pop(session, None)
+            # Whoever has it by now: Redis knows it again.
             self._strays.discard(session)
+
+    async def _leave_for_now(self, session: str, exc: SandhogError) -> None:
+        """Let a session stay ours that cannot go on, and be tried again: what keeps it may be mended."""
+        if not (self._cluster.state_dir / "sessions" / session).exists():
+            log.error("a session is not on the volume any more", extra={"session_id": session, "error": str(exc)})
+            await self._cluster.store.disown_session(session, self._cluster.ownership.coordinator)
+            self._strays.discard(session)
+            return
+        pause_s = min(2 * self._put_off.get(session, (0.0, AGAIN_S / 2))[1], LAST_AGAIN_S)
+        self._put_off[session] = (time.monotonic() + pause_s, pause_s)
+        extra = {"session_id": session, "error": str(exc), "again_s": pause_s}
+        log.error("a session that was taken over cannot go on yet", extra=extra)
 
     async def _look_for_strays(self) -> None:
         """In each life of Redis, until all have an owner: what it does not know any more, the volume does.

@@ -89,6 +89,29 @@ def test_steps_go_to_any_server_and_run_once_also_when_their_owner_is_killed(
         assert ended(there, session_id)["status"] == "completed"
 
 
+def test_a_step_that_a_killed_owner_left_running_is_ended_at_the_next_one_without_waiting_for_it(
+    embedded: Embedded, state_dir: Path, until: Until
+) -> None:
+    with two(embedded, state_dir, until) as (ours, theirs), ours.client() as here, theirs.client() as there:
+        session_id = made(here, loop="none")
+        path = f"/v1/sessions/{session_id}/tool_calls"
+        slow = bash(1, "echo so far; touch begun; sleep 300")
+        assert here.post(path, json=slow, params={"wait": 0}).status_code == 202
+        until(lambda: list((state_dir / "sessions" / session_id).glob("**/begun")), "the call runs", 120)
+        ours.process.send_signal(signal.SIGKILL)
+        ours.process.wait()
+        # Nobody has it; then whoever has it is still finding out what became of the call.
+        answer = there.post(f"{path}/1/cancel", params={"wait": 60})
+        assert (answer.status_code, answer.json()["status"]) == (200, "done"), answer.text
+        content = json.loads(answer.json()["messages"][0]["content"])
+        assert content["error"]["code"] == "CANCELLED", content
+        assert content["error"]["message"].startswith("A person cancelled this call")
+        assert content["text"].strip() == "so far", "what it had printed is kept"
+        assert said(there.post(path, json=bash(2, "ls"))).split() == ["begun"]
+        assert there.post(f"/v1/sessions/{session_id}/finish").status_code == 202
+        assert ended(there, session_id)["status"] == "completed"
+
+
 def test_a_loop_goes_on_at_the_other_server_when_its_own_ends_in_order(
     embedded: Embedded, state_dir: Path, until: Until
 ) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 from coordinator.cluster.approval_requests import Requests
 from coordinator.cluster.counts import Counts
 from coordinator.cluster.execute import Executor, Job, OnOutcome, Regain
+from coordinator.cluster.outcomes import did_not_run
 from coordinator.cluster.ownership import Ownership
 from coordinator.cluster.parts import Cluster
 from coordinator.cluster.patience import patiently
 from coordinator.cluster.placement import Placement
-from coordinator.cluster.settle import did_not_run
 from coordinator.cluster.store import Store, connect
 from coordinator.cluster.turns import Turns
 from coordinator.cluster.wishes import Wishes
@@ -66,7 +66,14 @@ class Table(Executor):
             await on_outcome(_outcome(key, f"ran {_place(key)}"))
 
     async def recover(
-        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, cancelled: asyncio.Event
+        self,
+        order: CallOrder,
+        timeout_s: float,
+        *,
+        run_id: str,
+        has_begun: bool,
+        cancelled: asyncio.Event,
+        stopped: asyncio.Event,
     ) -> CallOutcome:
         self.recovered[_place(order.key)] = has_begun
         self.claimed_in[_place(order.key)] = run_id

@@ -1,6 +1,7 @@
 """Calls that wait for a lane, or for their session's place, before they are sent; a real Redis, and no node."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from coordinator.session.partition import Travel
 from coordinator.wiring import open_cluster
 from tests.coordinator.test_chain_breaks import NODE, Nowhere, job
 from worker.contract import keys
-from worker.contract.orders import CallOutcome
+from worker.contract.orders import CallKey, CallOutcome
 
 
 @pytest.mark.parametrize("travel", [Travel.GROUP, Travel.CHAIN])
@@ -85,3 +86,35 @@ async def has_lanes(redis_client: redis.Redis) -> None:
     async with asyncio.timeout(30):
         while not redis_client.exists(keys.lanes(NODE.node)):
             await asyncio.sleep(0.01)
+
+
+class Deaf(Nowhere):
+    """Sends to a node that does not hear what is said to it first."""
+
+    def __init__(self) -> None:
+        self.said: list[list[str]] = []
+        self.is_heard = asyncio.Event()
+
+    async def cancel(self, node: str, call_keys: Sequence[CallKey]) -> bool:
+        self.said.append([str(key) for key in call_keys])
+        if len(self.said) == 2:
+            self.is_heard.set()
+        return True
+
+
+async def test_calls_that_nobody_waits_for_are_told_to_end_more_than_once(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    client = connect(redis_url)
+    store = Store(client)
+    watch, node = Watch(store), Deaf()
+    settler = Settler(store=store, reader=ReplyReader(client, "c"), dispatcher=node, watch=watch)
+    running, never = (job(index, tmp_path, 1).order.key for index in range(2))
+    redis_client.set(keys.claim(str(running)), "a worker")
+    async with Executor(store=store, dispatcher=node, settler=settler, watch=watch) as executor:
+        async with asyncio.timeout(0.9):
+            await executor.give_up(NODE.node, [running, never], asyncio.Event())
+        async with asyncio.timeout(10):
+            await node.is_heard.wait()
+    assert node.said == [[str(running)]] * 2, "what has not begun never will, and whoever ends says nothing more"
+    await client.aclose()

@@ -155,6 +155,7 @@ class Noted(SessionPlace):
 
     def __init__(self) -> None:
         self.copies: list[str] = []
+        self._has_stood = self._is_seated = True
 
     async def copy_to(self, target: str) -> None:
         self.copies.append(target)

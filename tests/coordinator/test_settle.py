@@ -137,10 +137,50 @@ async def test_a_node_that_an_emptied_redis_does_not_know_yet_is_asked_for_an_ea
     client = connect(redis_url)
     reader = ReplyReader(client, "c")
     settler = Settler(store=store, reader=reader, dispatcher=Back(reader), watch=watch)
-    outcome = await settler.recover(order, 10.0, run_id="r", has_begun=True, cancelled=asyncio.Event())
+    outcome = await settler.recover(
+        order, 10.0, run_id="r", has_begun=True, cancelled=asyncio.Event(), stopped=asyncio.Event()
+    )
     await client.aclose()
 
     assert outcome.fate is (Fate.RAN if is_emptied else Fate.UNKNOWN)
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_an_earlier_owners_call_that_a_person_cancels_is_ended_at_its_node_and_not_waited_for(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, has_begun: bool
+) -> None:
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="the call's")
+    redis_client.set(keys.node("n"), NodeLife(node="n", incarnation="the call's", places=1, lanes=1).model_dump_json())
+    redis_client.set(keys.lease("n"), "the call's")
+    if has_begun:
+        redis_client.set(keys.claim(str(key)), "a worker")
+    watch = Watch(store)
+    await watch.poll()
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    node = Node(reader, "CANCELLED")
+    settler = Settler(store=store, reader=reader, dispatcher=node, watch=watch)
+    stopped = asyncio.Event()
+    recovering = asyncio.create_task(
+        settler.recover(
+            order, 600.0, run_id=await store.run_id(), has_begun=True, cancelled=asyncio.Event(), stopped=stopped
+        )
+    )
+    if has_begun:
+        done, _ = await asyncio.wait({recovering}, timeout=0.5)
+        assert not done, "it runs"
+        assert node.cancels == 0
+    stopped.set()
+    async with asyncio.timeout(5):
+        outcome = await recovering
+    await client.aclose()
+
+    assert outcome.result is not None
+    assert (outcome.result["error_code"], outcome.result["text"]) == ("CANCELLED", PRINTED if has_begun else "")
+    assert str(outcome.result["error_message"]).startswith("A person cancelled this call")
+    # The node hears the second one.
+    assert node.cancels == (2 if has_begun else 0)
 
 
 async def test_a_running_call_whose_claim_went_with_all_else_in_redis_is_asked_for_and_not_sent_again(

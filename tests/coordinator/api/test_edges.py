@@ -166,6 +166,21 @@ async def test_one_key_is_one_session_through_two_servers_at_once(serve: Serves)
     assert len(list((serve.state_dir / "idempotency").iterdir())) == 6, "no lock is left"
 
 
+async def test_two_idempotency_keys_of_one_request_are_refused_and_nothing_is_done(served: Served) -> None:
+    client = served.client()
+    kept = (await client.post("/v1/sessions", json={"loop": "none"})).json()["session_id"]
+    calls = {"tool_calls": [{"id": "a", "name": "Nope", "arguments": {}}]}
+    for path, body in (("", prompt()), (f"/{kept}/fork", prompt()), (f"/{kept}/tool_calls", calls)):
+        for second in ("k-2", "k-1"):
+            keys = [("Idempotency-Key", "k-1"), ("idempotency-key", second)]
+            answer = await client.post(f"/v1/sessions{path}", json=body, headers=keys)
+            assert (answer.status_code, code(answer)) == (422, "INVALID"), (path, answer.text)
+            assert answer.json()["error"]["message"] == "The header Idempotency-Key is given more than once."
+    assert [one["session_id"] for one in (await client.get("/v1/sessions")).json()["sessions"]] == [kept]
+    assert (await client.get(f"/v1/sessions/{kept}")).json()["step"] == 0
+    assert not (served.state_dir / "idempotency").exists()
+
+
 async def test_an_origin_that_no_node_could_ever_give_is_refused_at_once(served: Served) -> None:
     client = served.client()
     refs = ("a b", "-x", "a..b", "a~1", "a:b", "main.lock", "x/", "@{-1}", "a//b", "a" * 300, "v1\n")

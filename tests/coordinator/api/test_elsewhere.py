@@ -1,15 +1,20 @@
 """Two servers of one cluster: what one of them runs, the other one shows and steers as well."""
 
 import asyncio
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
+import pytest
 import redis
 
 from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.scripted import ScriptedCall, Turn
+from coordinator.service import afar
+from coordinator.service.entries import Entry
 from coordinator.service.records import KeyedSession, SessionRecord, claim_key, release_key, write_record
 from coordinator.service.wanted import NewSession
 from coordinator.session.forking import lay_out, request_of
@@ -170,6 +175,113 @@ async def test_a_place_in_the_clusters_line_is_shown_by_every_server(serve: Serv
         assert (await ours.ended(here, session_id))["queue"] is None
 
 
+@pytest.fixture
+def answering_node(redis_url: str) -> Iterator[str]:
+    """A node that has no boxes and answers every call at once."""
+    node = subprocess.Popen([sys.executable, "-m", "tests.bench.answering_node", "n", redis_url])
+    yield "n"
+    node.terminate()
+    node.wait(30)
+
+
+async def test_a_session_that_gave_its_place_back_is_shown_in_the_line_where_it_waits_for_it(
+    serve: Serves, redis_client: redis.Redis, answering_node: str
+) -> None:
+    call = Turn(calls=(ScriptedCall("Bash", {"command": "true"}),))
+
+    def script(said: list[dict[str, Any]]) -> Turn:
+        return call if said[-1]["role"] == "user" else Turn("done")
+
+    ours, theirs = (await serve(script), await serve(script))
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, **prompt(stay_open=True))
+    await becomes(here, session_id, lambda shown: shown["status"] == "idle" and shown["calls"] == 1)
+    # As its node does after a while, which others want.
+    redis_client.delete(keys.places(answering_node))
+    redis_client.zadd(keys.places(answering_node), {f"other-{number}": 4_000_000_000 for number in range(1_000)})
+    assert (await here.post(f"/v1/sessions/{session_id}/message", json={"text": "again"})).status_code == 202
+    for client in (here, there):
+        shown = await becomes(client, session_id, lambda shown: shown["queue"] is not None)
+        assert shown["queue"] == {"line": "cluster", "place_in_line": 1, "ahead": 0, "is_at_quota": False}
+    redis_client.zrem(keys.places(answering_node), "other-0")
+    shown = await becomes(here, session_id, lambda shown: shown["status"] == "idle" and shown["calls"] == 2)
+    assert shown["queue"] is None
+
+
+@pytest.mark.parametrize("when", ["before it is asked", "before it hears", "before it answers"])
+async def test_what_is_about_a_session_at_work_is_told_by_whoever_goes_on_with_it_when_its_owner_dies(
+    serve: Serves, redis_client: redis.Redis, when: str
+) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    there = theirs.client()
+    session_id = await made(ours.client(), **prompt("one", stay_open=True))
+    path = f"/v1/sessions/{session_id}"
+    await becomes(there, session_id, lambda shown: shown["status"] == "idle")
+    taken, taking = list[Wish](), list[asyncio.Task[None]]()
+
+    async def take() -> None:
+        taken.extend(await ours.sessions.cluster.wishes.take(session_id))
+
+    def look(session: str) -> None:
+        if when == "before it answers":
+            taking.append(asyncio.create_task(take()))
+
+    # It lives, and does nothing of what it is asked: as if it were just dying.
+    ours.sessions.cluster.ownership.on_wishes = look
+    if when == "before it is asked":
+        await dies(ours, session_id, redis_client)
+    asking = [
+        asyncio.create_task(there.post(f"{path}/fork", json=prompt("two"))),
+        asyncio.create_task(there.post(f"{path}/steps/1/cancel")),
+    ]
+    if when != "before it is asked":
+        async with asyncio.timeout(10):
+            while len(taken) + redis_client.llen(keys.wishes(session_id)) < 2:
+                await asyncio.sleep(0.01)
+        await dies(ours, session_id, redis_client)
+    forked, cancelled = await asyncio.gather(*asking)
+    # No worker is here: only whoever has the session knows that it has no workspace yet.
+    assert (forked.status_code, "has no workspace yet" in forked.text) == (409, True), forked.text
+    assert cancelled.status_code in (202, 404), cancelled.text
+    if cancelled.status_code == 202:
+        assert (when != "before it is asked", cancelled.json()["calls"]) == (True, []), "nobody has said so yet"
+    assert redis_client.llen(keys.wishes(session_id)) == 0
+
+
+async def test_who_waits_in_vain_for_somebody_to_go_on_with_a_session_is_told_what_to_do(
+    serve: Serves, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(afar, "TAKEOVER_S", 1.0)
+    ours, theirs = (await serve(heard), await serve(heard))
+    there = theirs.client()
+    session_id = await made(ours.client(), **prompt("one", stay_open=True))
+    await becomes(there, session_id, lambda shown: shown["status"] == "idle")
+    # It has no room for one more.
+    theirs.sessions.floor.line._most = 0
+    await dies(ours, session_id, redis_client)
+    for path, body in (("fork", prompt("two")), ("steps/1/cancel", None)):
+        asked = await there.post(f"/v1/sessions/{session_id}/{path}", json=body)
+        assert (asked.status_code, code(asked), asked.headers["retry-after"]) == (503, "UNAVAILABLE", "3"), asked.text
+        assert "sandhog resume" in asked.json()["error"]["fix"]
+    assert redis_client.llen(keys.wishes(session_id)) == 0
+
+
+async def test_limits_that_cannot_be_kept_are_refused_also_of_a_session_that_waits_for_its_turn(
+    serve: Serves,
+) -> None:
+    served = await serve(heard, max_running=1)
+    client = served.client()
+    running = await made(client, **prompt("one", stay_open=True))
+    waiting = await made(client, **prompt("two"))
+    refused = await client.patch(f"/v1/sessions/{waiting}/limits", json={"cost_usd": 1.0})
+    assert (refused.status_code, code(refused)) == (422, "INVALID"), refused.text
+    changed = await client.patch(f"/v1/sessions/{waiting}/limits", json={"calls": 7})
+    assert (changed.status_code, changed.json()["calls"]) == (200, 7)
+    await client.post(f"/v1/sessions/{running}/finish")
+    shown = await served.ended(client, waiting)
+    assert (shown["status"], shown["limits"]["calls"]) == ("completed", 7), shown
+
+
 async def test_a_fork_that_waited_when_its_server_ended_begins_at_the_next_one(serve: Serves) -> None:
     state_dir = serve.state_dir
     first = await serve(heard)
@@ -198,6 +310,61 @@ async def test_wishes_are_taken_once_in_their_order(served: Served) -> None:
     assert [one.text for one in await wishes.take("s")] == ["a", "b"]
     assert await wishes.take("s") == []
     assert await wishes.answer(Wish(kind="cancel"), 0.1) is None
+
+
+@pytest.mark.parametrize("through", ["its own server", "another one"])
+async def test_a_cancel_that_was_accepted_outlives_the_server_that_had_not_come_to_it(
+    serve: Serves, redis_client: redis.Redis, through: str
+) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    here, there = ours.client(), theirs.client()
+    session_id = await made(here, loop="none")
+    path = f"/v1/sessions/{session_id}"
+    await becomes(there, session_id, lambda shown: shown["status"] == "running")
+    held = ours.sessions.floor.held(session_id)
+    assert held is not None
+    # What runs it looks at another one: it does not come to see that this is set.
+    held.cancelled = asyncio.Event()
+    accepted = await (here if through == "its own server" else there).post(f"{path}/cancel")
+    assert (accepted.status_code, held.cancelled.is_set()) == (202, True)
+    await dies(ours, session_id, redis_client)
+    shown = await theirs.ended(there, session_id)
+    assert shown["status"] == "cancelled", shown
+
+
+async def test_what_is_wanted_is_heard_also_where_the_word_of_it_is_lost(
+    serve: Serves, redis_client: redis.Redis
+) -> None:
+    served = await serve(heard)
+    client = served.client()
+    session_id = await made(client, **prompt("one", stay_open=True))
+    await becomes(client, session_id, lambda shown: shown["status"] == "idle")
+    # Whoever has it is told in a list of its own; what it takes from there may go with the connection.
+    await served.sessions.cluster.wishes.send(session_id, Wish(kind="message", text="two"), None)
+    await asyncio.sleep(0.5)
+    assert redis_client.llen(keys.wishes(session_id)) == 1, "nobody has said that there is something"
+    redis_client.client_kill_filter(_type="normal", skipme=True)
+    async with asyncio.timeout(20):
+        await becomes(client, session_id, lambda shown: shown["text"].endswith("two"))
+
+
+async def test_a_key_whose_session_could_not_be_made_is_free_for_another_server(serve: Serves) -> None:
+    ours, theirs = (await serve(heard), await serve(heard))
+    principal = ours.sessions.floor.principal("local")
+    made_as: list[str] = []
+
+    async def fails(session_id: str) -> Entry:
+        raise redis.ConnectionError("as when Redis goes away while a fork's workspace is copied")
+
+    async def make(session_id: str) -> Entry:
+        made_as.append(session_id)
+        return Entry(SessionRecord(session_id=session_id, created_at=datetime.now(UTC)), serve.state_dir)
+
+    with pytest.raises(redis.ConnectionError):
+        await ours.sessions._maker.once("k", principal, str, fails)
+    async with asyncio.timeout(5):
+        entry, is_new = await theirs.sessions._maker.once("k", principal, str, make)
+    assert (made_as, is_new) == ([entry.session_id], True)
 
 
 async def test_one_key_at_two_servers_at_once_is_one_session(serve: Serves) -> None:

@@ -200,6 +200,25 @@ async def test_the_end_of_a_session_whose_owner_died_is_heard_by_the_next_one(
     assert (shown["status"], shown["text"]) == ("completed", "bye"), shown
 
 
+async def test_limits_of_a_loop_that_were_changed_are_those_of_its_next_owner(
+    two: tuple[Served, Served], redis_client: redis.Redis
+) -> None:
+    ours, theirs = two
+    path = await own_loop(ours, theirs)
+    session_id = path.rpartition("/")[2]
+    assert (await ours.client().patch(f"{path}/limits", json={"calls": 7})).status_code == 200
+    await dies(ours, session_id, redis_client)
+    there = theirs.client()
+    # Nobody has it: it is heard by whoever goes on with it, beside what its last owner heard.
+    assert (await there.patch(f"{path}/limits", json={"steps": 9})).status_code == 200
+    shown = await becomes(there, session_id, lambda shown: shown["limits"]["steps"] == 9)
+    assert shown["limits"]["calls"] == 7
+    held = theirs.sessions.floor.held(session_id)
+    assert held is not None
+    assert (held.limits.calls, held.limits.steps) == (7, 9)
+    await there.post(f"{path}/finish")
+
+
 async def test_a_post_that_nobody_hears_says_that_it_may_be_sent_again(
     two: tuple[Served, Served], redis_client: redis.Redis
 ) -> None:
