@@ -209,12 +209,22 @@ class Floor:
         held.cancel()
         if self.line.leave(held.entry.session_id):
             self._start(held)
-        return self._keep_cancel(held.entry.session_id)
+        return self._keep_cancel(held, Wish(kind="cancel"))
 
-    async def _keep_cancel(self, session_id: str) -> None:
+    async def _keep_cancel(self, held: Held, wish: Wish) -> None:
+        held.left_wishes.append(wish)
         with contextlib.suppress(RedisError, OSError):
             async with asyncio.timeout(KEEP_S):
-                await self._cluster.wishes.send(session_id, Wish(kind="cancel"), None)
+                await self._cluster.wishes.send(held.entry.session_id, wish, None)
+        if self._held.get(held.entry.session_id) is not held:
+            await self._take_back(held)
+
+    async def _take_back(self, held: Held) -> None:
+        """Want nothing of the next owner of a session that has ended: there is none."""
+        with contextlib.suppress(RedisError, OSError):
+            async with asyncio.timeout(KEEP_S):
+                while held.left_wishes and held.entry.facts.has_ended:
+                    await self._cluster.wishes.take_back(held.entry.session_id, held.left_wishes.pop())
 
     def model_of(self, loop: str, name: str | None) -> ModelClient:
         """Return the client of a session's model.
@@ -305,6 +315,7 @@ class Floor:
             entry.wake()
             self._on_end(entry)
             self._start_next()
+            await self._take_back(held)
 
     async def _is_coming(self, session_id: str) -> bool:
         """Return whether a session was adopted and is not held yet: `_start` looks at what is wanted of it."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.cluster.parts import Cluster
+from coordinator.cluster.wishes import Wish
 from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient
 from coordinator.errors import TranscriptError
@@ -72,6 +73,8 @@ class Held:
     """Set once its first event here is kept: whoever asks about its open calls is told of them from then on."""
     is_held_up: bool = False
     """It was taken over and cannot begin yet: it is tried again, see `adopted`."""
+    left_wishes: list[Wish] = field(default_factory=list)
+    """What was left to its next owner, should this one be gone before it is done."""
     _limits_said: dict[str, Any] = field(default_factory=dict)
     """Limits that were changed before it began here, and that are not in the request."""
     _said: asyncio.Event = field(default_factory=asyncio.Event)

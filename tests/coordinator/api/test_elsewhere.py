@@ -332,6 +332,19 @@ async def test_a_cancel_that_was_accepted_outlives_the_server_that_had_not_come_
     assert shown["status"] == "cancelled", shown
 
 
+async def test_of_a_cancel_nothing_is_left_once_the_session_has_ended(serve: Serves, redis_client: redis.Redis) -> None:
+    ours, theirs = (await serve(heard, max_running=1), await serve(heard))
+    here, there = ours.client(), theirs.client()
+    sessions = [await made(here, loop="none") for _ in range(3)]
+    for session_id, client in zip(reversed(sessions), (here, there, here), strict=True):
+        for _ in range(2):
+            assert (await client.post(f"/v1/sessions/{session_id}/cancel")).status_code == 202
+        assert (await theirs.ended(there, session_id))["status"] == "cancelled"
+    async with asyncio.timeout(10):
+        while redis_client.keys(f"{keys.wishes('')}*"):
+            await asyncio.sleep(0.02)
+
+
 async def test_what_is_wanted_is_heard_also_where_the_word_of_it_is_lost(
     serve: Serves, redis_client: redis.Redis
 ) -> None:
