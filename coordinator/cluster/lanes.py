@@ -91,6 +91,8 @@ class Lanes:
                     self._held[node].update(dict.fromkeys(holders[:got], time.monotonic()))
                     return got
                 await self._until_given(node)
+            if not self._unsure.isdisjoint(holders):
+                await self.give(node, *holders)
             return 0
         except RedisLost:
             self._lost_at = time.monotonic()

@@ -294,6 +294,26 @@ async def test_a_request_for_lanes_that_redis_hears_only_after_they_were_given_b
     await client.aclose()
 
 
+async def test_who_waits_no_more_gets_no_lane_by_an_earlier_request_that_redis_hears_only_now(
+    redis_url: str, redis_client: redis.Redis
+) -> None:
+    client = connect(redis_url)
+    store, cancelled, on_their_way = Store(client), asyncio.Event(), list[Sequence[str]]()
+
+    async def take(node: str, limit: int, holders: Sequence[str]) -> int:
+        if not on_their_way:
+            on_their_way.append(holders)
+            raise RedisSilent
+        cancelled.set()
+        return 0
+
+    lanes = Lanes(take, store.give_lanes)
+    assert await lanes.take("a", 1, ["c1"], cancelled) == 0
+    await store.take_lanes("a", 1, on_their_way[0])
+    assert held(redis_client) == {}
+    await client.aclose()
+
+
 async def test_a_lane_that_redis_was_not_there_to_take_back_is_given_back_though_no_other_call_comes_to_its_node(
     redis_url: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
