@@ -208,6 +208,8 @@ class Store:
     async def seat_session(self, session: str, node: str) -> None:
         """Say which node has the session's box; a box of another one ends when it asks."""
         await self._redis.hset(keys.session(session), "node", node)
+        # In a Redis that was emptied it is a new key, and its owner may die before that writes it anew.
+        await self._redis.expire(keys.session(session), keys.SESSION_TTL_S)
 
     async def node_of(self, session: str) -> str | None:
         """Return the living node that has a session's box, or had the last one; None where there is none."""
@@ -263,9 +265,7 @@ class Store:
     async def leaseless_coordinators(self) -> dict[str, list[str]]:
         """Return the sessions of each coordinator that has no lease now."""
         names = await self._members(keys.COORDINATORS)
-        if not names:
-            return {}
-        leases = await self._redis.mget([keys.coordinator_lease(name) for name in names])
+        leases = await self._redis.mget([*map(keys.coordinator_lease, names)]) if names else []
         gone = [name for name, lease in zip(names, leases, strict=True) if lease is None]
         return {name: await self.owned_by(name) for name in gone}
 

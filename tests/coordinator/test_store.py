@@ -142,6 +142,12 @@ class TestCalls:
         assert await store.fence([KEY, other]) == [False, True]
         assert claim(redis_client, other) == b"fenced"
 
+    async def test_a_seat_that_an_emptied_redis_is_told_of_expires(
+        self, store: Store, redis_client: redis.Redis
+    ) -> None:
+        await store.seat_session("s1", "n")
+        assert redis_client.ttl(keys.session("s1")) > 0
+
     async def test_fencing_nothing_is_nothing(self, store: Store) -> None:
         assert await store.fence([]) == []
 
