@@ -83,6 +83,14 @@ def ended(client: httpx2.Client, session_id: str) -> dict[str, Any]:
     pytest.fail(f"it does not end: {shown}")
 
 
+def files(directory: Path, name: str) -> list[Path]:
+    """All files of a name below a session's directory; none while its copy is just being put into place."""
+    try:
+        return list(directory.glob(f"**/{name}"))
+    except FileNotFoundError:
+        return []
+
+
 def bash(command: str) -> Turn:
     return Turn(calls=(ScriptedCall("Bash", {"command": command}),))
 

@@ -14,7 +14,7 @@ import pytest
 from coordinator.client import Client
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import Turn
-from tests.cluster.serving import TOKEN, Server, Until, ended, made, serving
+from tests.cluster.serving import TOKEN, Server, Until, ended, files, made, serving
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -71,7 +71,7 @@ def test_steps_go_to_any_server_and_run_once_also_when_their_owner_is_killed(
         held = bash(3, "touch begun; until [ -e go ]; do sleep 0.1; done; echo three >> log; cat log; seq 9000")
         waiting = [pool.submit(there.post, path, json=held, params={"wait": 120}) for _ in range(2)]
         copies = state_dir / "sessions" / session_id
-        until(lambda: list(copies.glob("**/begun")), "the call runs", 120)
+        until(lambda: files(copies, "begun"), "the call runs", 120)
         ours.process.send_signal(signal.SIGKILL)
         ours.process.wait()
         (begun,) = copies.glob("**/begun")
@@ -97,7 +97,7 @@ def test_a_step_that_a_killed_owner_left_running_is_ended_at_the_next_one_withou
         path = f"/v1/sessions/{session_id}/tool_calls"
         slow = bash(1, "echo so far; touch begun; sleep 300")
         assert here.post(path, json=slow, params={"wait": 0}).status_code == 202
-        until(lambda: list((state_dir / "sessions" / session_id).glob("**/begun")), "the call runs", 120)
+        until(lambda: files(state_dir / "sessions" / session_id, "begun"), "the call runs", 120)
         ours.process.send_signal(signal.SIGKILL)
         ours.process.wait()
         # Nobody has it; then whoever has it is still finding out what became of the call.
@@ -125,7 +125,7 @@ def test_a_loop_goes_on_at_the_other_server_when_its_own_ends_in_order(
             at_owner, elsewhere = (
                 pool.submit(client.post, path, json=slow, params={"wait": 120}) for client in (here, there)
             )
-            until(lambda: list(copies.glob("**/begun")), "the call runs", 120)
+            until(lambda: files(copies, "begun"), "the call runs", 120)
             ours.process.send_signal(signal.SIGTERM)
             # Who waits at a server that ends is told where to go on.
             told = at_owner.result()

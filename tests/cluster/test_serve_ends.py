@@ -12,7 +12,7 @@ import pytest
 from coordinator.client import Client
 from coordinator.embedded import Embedded
 from coordinator.endpoint.scripted import Turn
-from tests.cluster.serving import TOKEN, Server, Until, ended, made, says, serving
+from tests.cluster.serving import TOKEN, Server, Until, ended, files, made, says, serving
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 
@@ -39,7 +39,7 @@ def test_a_call_that_runs_when_its_server_ends_is_answered_at_the_next_one(
         work = "touch begun; until [ -e go ]; do sleep 0.1; done; echo once | tee -a t; cat t"
         session_id = made(client, prompt=work)
         copies = state_dir / "sessions" / session_id
-        until(lambda: list(copies.glob("**/begun")), "the call runs", 120)
+        until(lambda: files(copies, "begun"), "the call runs", 120)
         stop(server)
     (begun,) = copies.glob("**/begun")
     (begun.parent / "go").touch()

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from coordinator.embedded import Embedded
-from tests.cluster.serving import Server, Until, ended, made, says, serving
+from tests.cluster.serving import Server, Until, ended, files, made, says, serving
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
 SOON_S = 45.0
@@ -44,7 +44,7 @@ def test_a_call_left_running_is_cancelled_and_a_session_is_forked_while_nobody_h
         (first, here), (second, there) = served(), served()
         session_id = made(here, prompt="echo so far; touch begun; sleep 300", stay_open=True)
         path, directory = f"/v1/sessions/{session_id}", state_dir / "sessions" / session_id
-        until(lambda: list(directory.glob("**/begun")), "the call runs", 120)
+        until(lambda: files(directory, "begun"), "the call runs", 120)
         killed(first)
         began = time.monotonic()
         cancelled = there.post(f"{path}/calls/1.0/cancel")
