@@ -33,6 +33,7 @@ from coordinator.session.session_events import (
     LimitsChanged,
     Notice,
     SessionEnded,
+    SessionEnding,
     SessionForked,
     SessionPlaced,
     SessionResumed,
@@ -121,7 +122,7 @@ class Timeline:
                 self._show.lines(wording.resumed(event))
             case SessionForked():
                 self._show.lines(wording.forked(event))
-            case SessionPlaced() | SystemWritten():
+            case SessionPlaced() | SystemWritten() | SessionEnding():
                 pass  # for readers of the transcript
             case LimitsChanged():
                 self._show.lines([wording.limits_changed(event)])

@@ -20,7 +20,6 @@ from coordinator.service.principals import Principal
 from coordinator.service.records import write_record
 from coordinator.service.refusals import Code, Refused
 from coordinator.session.approvals import Approver, Elsewhere, Never
-from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.copying import Copying
 from coordinator.session.events import Event, EventSink
 from coordinator.session.limits import Limits, LiveLimits
@@ -28,7 +27,7 @@ from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, continuing, resume
 from coordinator.session.runner import SessionRunner
-from coordinator.session.session_events import SessionResumed, SessionStarted, TurnEnded
+from coordinator.session.session_events import TAKEOVER, SessionResumed, SessionStarted, TurnEnded
 from coordinator.session.step import StepRunner
 from coordinator.session.takeover import Adopted
 

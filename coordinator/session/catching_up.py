@@ -31,8 +31,6 @@ from worker.contract.orders import CallKey, call_digest
 
 log = logging.getLogger(__name__)
 
-TAKEOVER = "takeover"
-"""Who goes on, where a coordinator does by itself."""
 BROKEN_OFF = "the session was broken off before it could"
 LOST_HERE = "the session was broken off while it ran"
 FRESH_BOX = (

@@ -1,10 +1,22 @@
 """How a session ends: the last event, and the result that says the same."""
 
+from contextlib import suppress
+
+from coordinator.errors import TranscriptError
+from coordinator.session.emitting import Emitter
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.request import SessionRequest
 from coordinator.session.result import SessionResult
-from coordinator.session.session_events import SessionEnded
+from coordinator.session.session_events import SessionEnded, SessionEnding
 from worker.contract.orders import FinishOutcome
+
+
+async def decide(ending: Ending, emit: Emitter) -> None:
+    """Keep how a session ends: that may take minutes to come, and whoever has it by then must not go on with it."""
+    if not ending.is_lost:
+        # What cannot be kept now is told with the last event.
+        with suppress(TranscriptError):
+            await emit.last([SessionEnding(status=ending.status, stop_reason=ending.stop_reason)])
 
 
 def ended(

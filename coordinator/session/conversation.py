@@ -11,7 +11,7 @@ from coordinator.session.catching_up import Continued, OpenAnswers, learn
 from coordinator.session.events import EventSink
 from coordinator.session.loop import Ending, SessionLoop
 from coordinator.session.rebuild import OpenStep
-from coordinator.session.session_events import TurnEnded
+from coordinator.session.session_events import TAKEOVER, TurnEnded
 
 NextMessage = Callable[[TurnEnded], Awaitable[str | None]]
 """Returns a person's next message once the model has answered; None ends the session."""
@@ -76,8 +76,7 @@ class Conversation:
         rebuilt, place = continued.rebuilt, None
         if rebuilt.open_step is not None and self.answers is not None:
             self.answers.open(rebuilt.open_step)
-        # Its last owner did not come to say so.
-        done = Ending("completed", "done", rebuilt.text) if self._is_done(continued) else None
+        done = self._decided(continued)
         if rebuilt.open_step is not None or rebuilt.placed is not None:
             try:
                 place = await first(seat, cancelled)
@@ -103,6 +102,13 @@ class Conversation:
         if words:
             self.loop.history.add_user(words, "user" if continued.message else "sandhog")
         return None
+
+    def _decided(self, continued: Continued) -> Ending | None:
+        """Return how the session ends where its last owner only did not come to say so."""
+        rebuilt = continued.rebuilt
+        if rebuilt.ending is not None and continued.by == TAKEOVER:
+            return Ending(rebuilt.ending.status, rebuilt.ending.stop_reason, rebuilt.text)
+        return Ending("completed", "done", rebuilt.text) if self._is_done(continued) else None
 
     def _is_done(self, continued: Continued) -> bool:
         """Return whether the model has said its last words, and nobody says anything to it."""

@@ -26,6 +26,7 @@ from coordinator.session.session_events import (
     LimitsChanged,
     Notice,
     SessionEnded,
+    SessionEnding,
     SessionForked,
     SessionPlaced,
     SessionResumed,
@@ -75,6 +76,7 @@ SessionEvent = (
     | ChildStarted
     | ChildEnded
     | Notice
+    | SessionEnding
     | SessionEnded
 )
 """What becomes of the session as a whole."""

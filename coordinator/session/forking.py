@@ -25,7 +25,14 @@ from coordinator.session.redact import Redactor
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import Resumable, kept_env
 from coordinator.session.saved import save_session
-from coordinator.session.session_events import LimitsChanged, SessionEnded, SessionForked, SessionStarted, TurnEnded
+from coordinator.session.session_events import (
+    LimitsChanged,
+    SessionEnded,
+    SessionEnding,
+    SessionForked,
+    SessionStarted,
+    TurnEnded,
+)
 from coordinator.session.step_events import ReplyTaken, StepStarted, UserMessage
 from coordinator.session.transcript import CHILDREN_DIR, VERSION, Entry, segment_path
 from coordinator.session.workspace_choice import Chosen
@@ -221,7 +228,7 @@ def through(entries: Sequence[Entry], step: int) -> list[Entry]:
             case UserMessage() | TurnEnded() if is_taken:
                 # Said behind the step.
                 break
-            case SessionEnded() | LimitsChanged():
+            case SessionEnding() | SessionEnded() | LimitsChanged():
                 continue
         kept.append(entry)
     return kept

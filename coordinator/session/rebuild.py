@@ -16,10 +16,12 @@ from coordinator.session.events import Event
 from coordinator.session.history import History
 from coordinator.session.limits import Limits
 from coordinator.session.session_events import (
+    TAKEOVER,
     ChildEnded,
     ChildStarted,
     LimitsChanged,
     SessionEnded,
+    SessionEnding,
     SessionForked,
     SessionPlaced,
     SessionResumed,
@@ -98,6 +100,8 @@ class Rebuilt:
     """What the model was shown last."""
     lasting: list[RawCall] = field(default_factory=list)
     """Calls for which a human's yes was one for the whole session."""
+    ending: SessionEnding | None = None
+    """How it was to end, where its owners only did not come to say that it has; nobody else went on with it since."""
     ended: SessionEnded | None = None
     """How its last owner ended it; None where it did not come to that."""
     turn: TurnEnded | None = None
@@ -173,6 +177,7 @@ class _Builder:
                 state.history.add_user(event.prompt, "user")
             case SessionResumed():
                 self._generation, state.ended, state.is_new_fork = event.generation, None, False
+                state.ending = state.ending if event.by == TAKEOVER else None
             case SessionForked():
                 self._fork()
             case SessionPlaced():
@@ -183,15 +188,22 @@ class _Builder:
                 state.usages.append(event.usage)
             case LimitsChanged():
                 state.limits = event.limits
+            case TurnEnded() | SessionEnding() | SessionEnded():
+                self._end(event)
+
+    def _end(self, event: TurnEnded | SessionEnding | SessionEnded) -> None:
+        match event:
             case TurnEnded():
-                state.turn = event
+                self.state.turn = event
+            case SessionEnding():
+                self.state.ending = event
             case SessionEnded():
-                state.ended = event
+                self.state.ended = event
 
     def _fork(self) -> None:
         """Keep the conversation, and count anew what the session uses: what was used before is not the fork's."""
         state = self.state
-        state.is_new_fork, state.calls, state.limits, state.turn = True, 0, None, None
+        state.is_new_fork, state.calls, state.limits, state.turn, state.ending = True, 0, None, None, None
         state.usages.clear()
         state.children.clear()
         # A yes for the whole session was one for that session.

@@ -15,9 +15,9 @@ from coordinator.endpoint.model import ModelClient
 from coordinator.errors import LostSession, TranscriptError
 from coordinator.session.approvals import Approvals, Approver, Lasting, OneAtATime
 from coordinator.session.breakers import ShownTools
-from coordinator.session.catching_up import TAKEOVER, Continued, OpenAnswers
+from coordinator.session.catching_up import Continued, OpenAnswers
 from coordinator.session.ceilings import Wants, usable_tools, within
-from coordinator.session.closing import ended, result_of
+from coordinator.session.closing import decide, ended, result_of
 from coordinator.session.context import Context, keeper
 from coordinator.session.conversation import Conversation, NextMessage
 from coordinator.session.copying import Copying, TakenStep
@@ -33,7 +33,7 @@ from coordinator.session.prompt import PromptFacts, system_prompt
 from coordinator.session.request import SessionRequest, new_session_id
 from coordinator.session.reserve import ENDING_BYTES, RESERVE_BYTES, Reserve
 from coordinator.session.result import SessionResult, notes_of, read_patch
-from coordinator.session.session_events import Notice, SessionStarted, SystemWritten
+from coordinator.session.session_events import TAKEOVER, Notice, SessionStarted, SystemWritten
 from coordinator.session.spend import Spend, WallClock
 from coordinator.session.step import StepRunner
 from coordinator.session.subagents import SubAgents, without_tasks
@@ -162,6 +162,7 @@ class SessionRunner:
         self.copies = Copying(self._place, history, loop.steps.running, self._taken)
         conversation = asyncio.create_task(self._converse(loop, system, cancelled), name=f"talk {self.session_id}")
         ending = self._lost_or(await first(conversation, self._abandoned) or self._abandoned_as)
+        await decide(ending, self._emit)
         finished = await self._finish(ending, loop.steps)
         ending = self._lost_or(ending)
         if ending.status == "completed":
@@ -198,12 +199,10 @@ class SessionRunner:
             reseat=self._place.same if talk.agent else self._place.present,
             waits_for_box=talk.waits_for_box,
             parameters=self._request.parameters,
-            context=Context(self._window_tokens, keeper(self.session_dir / "spill")),
+            context=Context(
+                request.context_tokens or self.spend.facts.context_tokens, keeper(self.session_dir / "spill")
+            ),
         )
-
-    @property
-    def _window_tokens(self) -> int | None:
-        return self._request.context_tokens or self.spend.facts.context_tokens
 
     def _home_tools(self, system: str, account: Account) -> Mapping[str, HomeTool]:
         if self._request.task_depth < 1:

@@ -8,6 +8,9 @@ from coordinator.endpoint.reply import Usage
 from coordinator.session.event_fields import EventFields, SessionStatus
 from coordinator.session.limits import Limits
 
+TAKEOVER = "takeover"
+"""Who goes on, where a coordinator does by itself."""
+
 
 class SessionStarted(EventFields):
     """The session exists: everything that was decided before the first request."""
@@ -181,6 +184,16 @@ class Notice(EventFields):
     """How much it matters."""
     text: str
     """One or a few lines for a person."""
+
+
+class SessionEnding(EventFields):
+    """It is decided how the session ends; its workspace is collected, and checked, before it has ended."""
+
+    type: Literal["session_ending"] = "session_ending"
+    status: SessionStatus
+    """How it will have ended."""
+    stop_reason: str
+    """Why, in one word or a short sentence."""
 
 
 class SessionEnded(EventFields):

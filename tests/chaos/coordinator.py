@@ -19,7 +19,6 @@ from coordinator.ending import end
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.session.approvals import Never
 from coordinator.session.call_events import CallFinished
-from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.events import Event
 from coordinator.session.limits import Limits
 from coordinator.session.loop import Ending
@@ -27,7 +26,7 @@ from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import continuing
 from coordinator.session.runner import SessionRunner
-from coordinator.session.session_events import SessionPlaced
+from coordinator.session.session_events import TAKEOVER, SessionPlaced
 from coordinator.session.step_events import ModelReplied
 from coordinator.session.takeover import Adopted, TakeoverWatch
 from coordinator.session.workspace_choice import Chosen

@@ -11,11 +11,11 @@ from pathlib import Path
 from coordinator.cluster.parts import Cluster
 from coordinator.endpoint.model import ModelClient, ModelSettings
 from coordinator.session.approvals import Never
-from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.model_table import ModelTable
 from coordinator.session.request import SessionRequest
 from coordinator.session.resume import continuing
 from coordinator.session.runner import SessionRunner
+from coordinator.session.session_events import TAKEOVER
 from coordinator.session.takeover import Adopted, TakeoverWatch
 from coordinator.session.workspace_choice import Chosen
 from coordinator.settings import DEFAULT_IMAGE

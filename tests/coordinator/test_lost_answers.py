@@ -17,14 +17,13 @@ from coordinator.errors import NoBox
 from coordinator.mcp.served_box import ServedBox
 from coordinator.session import takeover
 from coordinator.session.approvals import Always
-from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.loop import Ending
 from coordinator.session.model_table import ModelTable
 from coordinator.session.reading import segments
 from coordinator.session.result import SessionResult
 from coordinator.session.resume import continuing
 from coordinator.session.runner import SessionRunner
-from coordinator.session.session_events import TurnEnded
+from coordinator.session.session_events import TAKEOVER, TurnEnded
 from coordinator.session.takeover import Adopted, TakeoverWatch, strays
 from coordinator.session.transcript import segment_path
 from tests.coordinator.lossy import LossyLink, open_link

@@ -23,7 +23,6 @@ from coordinator.session.approvals import Always, Decided
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.call_events import CallFinished, CallStarted
 from coordinator.session.cancelling import calls_cancelled
-from coordinator.session.catching_up import TAKEOVER
 from coordinator.session.events import Event
 from coordinator.session.exporting import ExportFormat, export
 from coordinator.session.history import validate
@@ -36,7 +35,7 @@ from coordinator.session.result import SessionResult
 from coordinator.session.resume import check, continuing, find
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import NAME, read_saved
-from coordinator.session.session_events import SessionEnded, TurnEnded
+from coordinator.session.session_events import TAKEOVER, SessionEnded, TurnEnded
 from coordinator.session.step_events import UserMessage
 from coordinator.session.takeover import Orphan, adopt, strays
 from coordinator.session.transcript import segment_path
@@ -443,6 +442,40 @@ async def test_a_session_whose_owner_only_did_not_say_that_it_ended_is_completed
     assert (result.status, result.text) == ("completed", "All done.")
     assert len(node.finished) == 1, "the node says what the work became"
     assert len(endpoint.requests) == asked
+
+
+async def test_a_cancelled_session_whose_owner_did_not_say_that_it_ended_is_not_gone_on_with(
+    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
+) -> None:
+    cancelled = asyncio.Event()
+
+    def cancel(event: Event) -> None:
+        if isinstance(event, CallStarted):
+            cancelled.set()
+
+    runner = SessionRunner(wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[cancel])
+    first = await runner.run(cancelled)
+    cut_before(Path(first.transcript), "session_ended")
+    # Collected and removed, as where its box had never stood.
+    shutil.rmtree(Path(first.transcript).parent / "work")
+    asked, gone = len(endpoint.requests), Cluster(**{**vars(cluster), "placement": CopyGone()})
+    saved = find(cluster.state_dir, first.session_id).saved
+
+    def go_on(generation: int, by: str, where: Cluster) -> SessionRunner:
+        request = saved.to_request(ModelTable())
+        given: dict[str, Any] = {"cluster": where, "model": model, "approver": Always(), "sinks": [], "by": by}
+        return continuing(first.session_id, request, generation=generation, **given)
+
+    result = await go_on(2, TAKEOVER, gone).run(asyncio.Event())
+    assert (first.status, result.status, result.stop_reason) == ("cancelled", "cancelled", "cancelled")
+    assert len(endpoint.requests) == asked
+    # One more owner that comes to nothing leaves it as it is; a person may go on with it.
+    cut_before(Path(result.transcript), "session_ended")
+    rebuilt = rebuild(read_session(Path(result.transcript).parent).entries)
+    assert rebuilt.ending is not None
+    (Path(result.transcript).parent / "work").mkdir()
+    result = await go_on(3, "sandhog resume", cluster).run(asyncio.Event())
+    assert (result.status, len(endpoint.requests) > asked) == ("completed", True)
 
 
 async def test_what_a_sub_agent_left_running_is_given_up(
