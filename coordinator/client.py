@@ -265,8 +265,16 @@ class Client:
         return self._bytes(f"{_path(session_id)}/patch")
 
     def file(self, session_id: str, path: str) -> bytes:
-        """Return a file of a session's workspace."""
-        return self._bytes(f"{_path(session_id)}/files/{quote(path)}")
+        """Return a file of a session's workspace.
+
+        Raises:
+            ApiError: there is none; INVALID, a directory stands there.
+        """
+        response = self._asked("GET", f"{_path(session_id)}/files/{quote(path)}", TRIES)
+        if response.headers.get("content-type", "").startswith("application/json"):
+            # Its names, which nobody must take for the content of a file.
+            raise ApiError("INVALID", f"{path!r} is a directory.", status=response.status_code)
+        return bytes(response.content)
 
     def upload(self, archive: Path) -> str:
         """Send an archive and return its name, for `create(archive=…)`."""

@@ -54,7 +54,7 @@ def _check(root: Path) -> None:
 def _pieces(root: Path, shown: str) -> Iterator[bytes]:
     above = _above(root)
     try:
-        yield from tar_pieces(above, root.name, shown)
+        yield from tar_pieces(above, root.name, shown, BOUNDS)
     finally:
         os.close(above)
 

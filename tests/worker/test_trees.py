@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,26 @@ def test_a_tree_beyond_the_bounds_is_not_packed(source: Path) -> None:
         deep.mkdir(parents=True)
         with pytest.raises(TreeRefused, match="nested deeper"):
             check_tree(above, source.name, TreeBounds())
+    finally:
+        os.close(above)
+
+
+@pytest.mark.parametrize("is_large", [True, False], ids=["a file that grows", "files that come"])
+def test_a_tree_that_grows_while_it_is_packed_is_packed_within_its_bounds(source: Path, is_large: bool) -> None:
+    bounds, above = TreeBounds(total_bytes=100_000, entries=20), os.open(source.parent, contract.OPEN_DIRECTORY)
+    try:
+        check_tree(above, source.name, bounds)
+        pieces = contract.tar_pieces(above, source.name, "shown", bounds)
+        next(pieces)
+        if is_large:
+            with (source / "zz").open("wb") as file:
+                file.truncate(2**40)
+        else:
+            (source / "zz").mkdir()
+            for number in range(30):
+                (source / "zz" / str(number)).touch()
+        with pytest.raises(TreeRefused, match="grown too large"):
+            list(islice(pieces, 60))
     finally:
         os.close(above)
 

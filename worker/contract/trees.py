@@ -28,6 +28,9 @@ class TreeBounds:
     entries: int = 500_000
 
 
+ALL = TreeBounds()
+
+
 @dataclass(frozen=True)
 class _Entry:
     path: str
@@ -56,16 +59,21 @@ def check_tree(parent: int, name: str, bounds: TreeBounds) -> None:
         raise TreeRefused("there is no such file or directory")
 
 
-def tar_pieces(parent: int, name: str, shown: str) -> Iterator[bytes]:
+def tar_pieces(parent: int, name: str, shown: str, bounds: TreeBounds = ALL) -> Iterator[bytes]:
     """Yield a tar of the file or directory `name` below a directory; its names begin with `shown`.
 
-    What vanishes meanwhile is left out; a file that shrinks is filled up with zeros.
+    What vanishes meanwhile is left out; a file that shrinks is filled up with zeros, one that grows is cut off.
 
     Raises:
-        TreeRefused: it is nested too deeply.
+        TreeRefused: it is nested too deeply, or has grown beyond the bounds since it was checked.
         OSError: it cannot be read.
     """
+    left_bytes, left_entries = bounds.total_bytes, bounds.entries
     for entry in _walk(parent, name, shown, 0):
+        left_bytes -= entry.status.st_size if stat.S_ISREG(entry.status.st_mode) else 0
+        left_entries -= 1
+        if left_bytes < 0 or left_entries < 0:
+            raise TreeRefused("it has grown too large while it was packed")
         yield from _entry_pieces(entry)
     yield bytes(2 * BLOCK_BYTES)
 
@@ -118,7 +126,7 @@ def _file_pieces(entry: _Entry, info: tarfile.TarInfo) -> Iterator[bytes]:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             return
-        info.size = status.st_size
+        info.size = min(status.st_size, entry.status.st_size)
         yield _header(info)
         left_bytes = info.size
         while left_bytes:

@@ -62,7 +62,8 @@ class _Tree:
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link that stays inside, or any where links are kept."""
         self._count(path)
-        if len(os.fsencode(target)) > MAX_LINK_BYTES or not (self.keeps_links or _stays_inside(path, target)):
+        is_link = 0 < len(os.fsencode(target)) <= MAX_LINK_BYTES
+        if not is_link or not (self.keeps_links or _stays_inside(path, target)):
             raise ArchiveRefused(f"its link {_shown(path)} leads to {_shown(target)}, out of the archive")
         parent, name = self._place(path)
         os.symlink(target, name, dir_fd=parent)

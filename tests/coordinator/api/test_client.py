@@ -1,4 +1,4 @@
-"""The Python client behind a balancer whose server is away for a while."""
+"""The Python client: behind a balancer whose server is away for a while, and with what a model left."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from coordinator.client import ApiError, Client
+from coordinator.service.kept import copy_dir
 from tests.coordinator.api.conftest import FIRST_TOKEN, Served
 
 
@@ -100,5 +101,21 @@ async def test_what_may_have_been_heard_is_not_said_again_and_nobody_asks_for_ev
                 list(client.events(session_id))
             with pytest.raises(ApiError):
                 client.get(session_id)
+
+    await asyncio.to_thread(use)
+
+
+async def test_a_directory_is_not_taken_for_a_file(served: Served) -> None:
+    session_id = (await served.client().post("/v1/sessions", json={"loop": "none"})).json()["session_id"]
+    work = copy_dir(served.state_dir / "sessions" / session_id)
+    (work / "result.json").mkdir(parents=True)
+    (work / "a.json").write_text('{"names": []}')
+
+    def use() -> None:
+        with Client(served.base_url, FIRST_TOKEN) as client:
+            assert client.file(session_id, "a.json") == b'{"names": []}'
+            for path in ("result.json", ""):
+                with pytest.raises(ApiError, match="is a directory"):
+                    client.file(session_id, path)
 
     await asyncio.to_thread(use)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from worker.sources.jobs import Bounds
@@ -245,6 +245,7 @@ def test_an_archive_that_was_damaged_is_refused_or_whole(
     ),
     st.booleans(),
 )
+@example([("a", tarfile.SYMTYPE, "")], True)
 def test_nothing_is_ever_written_outside(
     tmp_path_factory: pytest.TempPathFactory, entries: list[tuple[str, bytes, str]], keeps_links: bool
 ) -> None:
