@@ -39,7 +39,9 @@ class Done:
     """Projects and names of parts that it has hurt; none: everybody."""
 
 
-def is_explained(kinds: Collection[str], at: float, whom: Collection[str], faults: Sequence[Done]) -> bool:
+def is_explained(
+    kinds: Collection[str], at: float, whom: Collection[str], faults: Sequence[Done], waited_s: float = 0.0
+) -> bool:
     """Return whether a fault explains an answer, or a session's end.
 
     Args:
@@ -47,10 +49,12 @@ def is_explained(kinds: Collection[str], at: float, whom: Collection[str], fault
         at: When the answer, or the end, was written.
         whom: The session's project, and the parts that it has been on.
         faults: All that were done.
+        waited_s: How long the answer was waited for: a node that is gone too takes long to be found out.
     """
     return any(
         fault.kind in kinds
         and (not fault.whom or not fault.whom.isdisjoint(whom))
-        and fault.began - SLACK_S <= at <= fault.ended + (MOVED_WITHIN_S if fault.kind == "node_gone" else WITHIN_S)
+        and fault.began - SLACK_S <= at
+        and at - waited_s <= fault.ended + (MOVED_WITHIN_S if fault.kind == "node_gone" else WITHIN_S)
         for fault in faults
     )

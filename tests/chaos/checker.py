@@ -84,6 +84,8 @@ class Asked:
     """When the answer was written, in seconds since the epoch."""
     harm: str = ""
     """What the command did to itself."""
+    waited_s: float = 0.0
+    """From dispatch to the answer."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,8 @@ def asked_calls(name: str, entries: Sequence[Entry], violations: list[str]) -> l
                 calls.append(Asked(place, key, token, UNANSWERED, ""))
                 continue
             ((answer, written),) = got
-            calls.append(Asked(place, key, token, _kind(answer, harm), answer.answer, _seconds(written), harm))
+            at, waited_s = _seconds(written), answer.time_ms / 1000
+            calls.append(Asked(place, key, token, _kind(answer, harm), answer.answer, at, harm, waited_s))
     violations += [f"{name} step {step} call {index}: an answer to no call" for step, index in answers]
     return calls
 
@@ -234,7 +237,7 @@ def check_unknown(calls: Sequence[Asked], whom: Collection[str], faults: Sequenc
     return [
         f"{call.place}: {call.kind} without a fault before it: {call.answer[:300]}"
         for call in calls
-        if call.kind in UNKNOWN_CODES and not is_explained(CAUSES[call.kind], call.at, whom, faults)
+        if call.kind in UNKNOWN_CODES and not is_explained(CAUSES[call.kind], call.at, whom, faults, call.waited_s)
     ]
 
 

@@ -53,20 +53,23 @@ def test_a_log_that_does_not_agree_is_a_violation(calls: list[Asked], log: str, 
 
 
 @pytest.mark.parametrize(
-    ("code", "at", "whom", "is_fine"),
+    ("code", "at", "waited_s", "whom", "is_fine"),
     [
-        ("BOX_LOST", 105.0, {"p1", "n"}, True),
-        ("BOX_LOST", 105.0, {"p2"}, False),
-        ("BOX_LOST", 90.0, {"p1"}, False),
-        ("BOX_LOST", 101.0 + WITHIN_S + 1, {"p1"}, False),
-        ("CANCELLED", 105.0, {"p1"}, False),
-        ("OUTCOME_UNKNOWN", 201.0, {"p2"}, True),
+        ("BOX_LOST", 105.0, 1, {"p1", "n"}, True),
+        ("BOX_LOST", 105.0, 1, {"p2"}, False),
+        ("BOX_LOST", 90.0, 1, {"p1"}, False),
+        ("BOX_LOST", 101.0 + WITHIN_S + 2, 1, {"p1"}, False),
+        ("BOX_LOST", 101.0 + WITHIN_S + 2, 3, {"p1"}, True),
+        ("CANCELLED", 105.0, 1, {"p1"}, False),
+        ("OUTCOME_UNKNOWN", 201.0, 1, {"p2"}, True),
     ],
-    ids=["by_its_box", "by_anothers_box", "before_it", "long_after_it", "of_another_kind", "by_redis"],
+    ids=["by_its_box", "by_anothers_box", "before_it", "long_after_it", "under_way", "of_another_kind", "by_redis"],
 )
-def test_what_may_have_run_has_a_fault_before_it(code: str, at: float, whom: set[str], is_fine: bool) -> None:
+def test_what_may_have_run_has_a_fault_before_it(
+    code: str, at: float, waited_s: float, whom: set[str], is_fine: bool
+) -> None:
     faults = [Done("box_killed", 100, 101, frozenset(["p1"])), Done("redis_away", 200, 206, frozenset())]
-    wrong = check_unknown([replace(asked(1, code, ""), at=at)], whom, faults)
+    wrong = check_unknown([replace(asked(1, code, ""), at=at, waited_s=waited_s)], whom, faults)
     assert wrong == [] if is_fine else "without a fault" in wrong[0]
 
 
