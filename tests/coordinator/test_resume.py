@@ -6,40 +6,33 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from coordinator.cluster.outcomes import cancelled_outcome
 from coordinator.cluster.parts import Cluster
-from coordinator.cluster.wishes import Wish
 from coordinator.endpoint.model import ModelClient, ModelSettings
-from coordinator.endpoint.scripted import ScriptedCall, ScriptedEndpoint, Turn
-from coordinator.errors import ConfigError, NoBox, NoSource, TranscriptError
-from coordinator.session.approvals import Always, Decided
+from coordinator.endpoint.scripted import ScriptedEndpoint, Turn
+from coordinator.errors import ConfigError, NoBox, TranscriptError
+from coordinator.session.approvals import Always
 from coordinator.session.box_options import BoxOptions
 from coordinator.session.call_events import CallFinished, CallStarted
-from coordinator.session.cancelling import calls_cancelled
 from coordinator.session.events import Event
-from coordinator.session.exporting import ExportFormat, export
 from coordinator.session.history import validate
 from coordinator.session.limits import Limits
-from coordinator.session.loop import Ending
 from coordinator.session.model_table import ModelTable
 from coordinator.session.reading import read_session
 from coordinator.session.rebuild import rebuild
-from coordinator.session.result import SessionResult
-from coordinator.session.resume import check, continuing, find
+from coordinator.session.resume import check, find
 from coordinator.session.runner import SessionRunner
 from coordinator.session.saved import NAME, read_saved
-from coordinator.session.session_events import TAKEOVER, SessionEnded, TurnEnded
+from coordinator.session.session_events import TurnEnded
 from coordinator.session.step_events import UserMessage
-from coordinator.session.takeover import Orphan, adopt, strays
-from coordinator.session.transcript import segment_path
-from tests.coordinator.resuming import OneNode, Table, in_memory_cluster
+from tests.coordinator.left_open import AlwaysForTheSession, age_lines, begun_in, check_whole, content_of, cut_behind
+from tests.coordinator.resuming import OneNode, Table
 from tests.coordinator.ten_steps import (
     HOME,
     KEY,
@@ -56,23 +49,15 @@ from tests.coordinator.ten_steps import (
     wanted,
 )
 from worker.contract import keys
-from worker.contract.approvals import ApprovalRequest
 from worker.contract.extras import ENV_FILE, BoxExtras
 from worker.contract.orders import (
     BoxOrder,
-    CallOrder,
-    CallOutcome,
-    FinishOutcome,
     NodeLife,
     Policy,
     PrepareOutcome,
 )
 
 __all__ = ["cluster", "endpoint", "model"]
-
-
-def content_of(result: SessionResult) -> bytes:
-    return Path(result.transcript).read_bytes()
 
 
 def cuts(content: bytes) -> Iterator[int]:
@@ -129,21 +114,6 @@ async def test_a_session_goes_on_wherever_its_owner_was_killed(
     assert questions
 
 
-def begun_in(events: list[Event]) -> set[str]:
-    """Steps and indexes of the calls that were started and not answered."""
-    started = {f"{event.step}.{event.index}" for event in events if isinstance(event, CallStarted)}
-    return started - {f"{event.step}.{event.index}" for event in events if isinstance(event, CallFinished)}
-
-
-def check_whole(events: list[Event]) -> None:
-    """Each call has one answer, and the session one end."""
-    answered = [(event.step, event.index) for event in events if isinstance(event, CallFinished)]
-    assert len(answered) == len(set(answered))
-    started = {(event.step, event.index) for event in events if isinstance(event, CallStarted)}
-    assert started <= set(answered)
-    assert isinstance(events[-1], SessionEnded)
-
-
 class NoRoom(OneNode):
     """Has room for nobody."""
 
@@ -192,13 +162,6 @@ async def test_that_a_call_has_no_claim_proves_nothing_once_that_would_have_expi
 
     life = await cluster.store.run_id()
     assert table.claimed_in[begun] == (life if age < timedelta(minutes=30) else "")
-
-
-def age_lines(path: Path, age: timedelta) -> None:
-    """Let a transcript be so old."""
-    at = (datetime.now(UTC) - age).isoformat(timespec="milliseconds")
-    lines = [{**json.loads(line), "at": at} for line in path.read_text().splitlines()]
-    path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
 
 
 async def test_what_the_model_gets_is_what_it_would_have_got(
@@ -323,343 +286,6 @@ async def test_a_request_of_a_later_release_is_refused(cluster: Cluster, model: 
     path.unlink()
     with pytest.raises(TranscriptError, match="nobody can go on"):
         read_saved(runner.session_dir)
-
-
-async def test_what_redis_does_not_know_any_more_the_volume_does(
-    cluster: Cluster, model: ModelClient, redis_url: str, tmp_path: Path, redis_client: redis.Redis
-) -> None:
-    begun = asyncio.Event()
-
-    async def never(turn: TurnEnded) -> str | None:
-        begun.set()
-        await asyncio.Event().wait()
-        return None
-
-    request = wanted(tmp_path, is_adoptable=True)
-    async with in_memory_cluster(redis_url, cluster.state_dir, "the first") as first:
-        runner = SessionRunner(request, cluster=first, model=model, approver=Always(), sinks=[], next_message=never)
-        running = asyncio.create_task(runner.run(asyncio.Event()))
-        await asyncio.wait_for(begun.wait(), 60)
-        assert strays(cluster.state_dir) == {runner.session_id: False}, "it is being written"
-        runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
-        await running
-    assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
-    assert strays(cluster.state_dir) == {runner.session_id: True}
-    redis_client.flushall()
-    adopted = await adopt(Orphan(runner.session_id, ""), cluster)
-    assert adopted is not None
-    assert adopted.generation == 2
-    result = await continuing(
-        adopted.session_id,
-        adopted.saved.to_request(ModelTable()),
-        generation=adopted.generation,
-        cluster=cluster,
-        model=model,
-        approver=Always(),
-        sinks=[],
-        by=TAKEOVER,
-    ).run(asyncio.Event())
-    assert (result.status, result.text) == ("completed", "All done.")
-    assert strays(cluster.state_dir) == {}
-    assert await adopt(Orphan(runner.session_id, ""), cluster) is None, "it has ended"
-
-
-async def test_an_owner_that_was_not_told_yet_ends_nothing_of_the_next_one(
-    cluster: Cluster, model: ModelClient, tmp_path: Path, redis_client: redis.Redis
-) -> None:
-    """It stood still, or was cut off, while another one took the session over, and has its last reply only now."""
-
-    async def take_over(turn: TurnEnded) -> str | None:
-        session = runner.session_id
-        assert await cluster.store.open_session(session, 2, "the next one") == 2
-        segment_path(runner.session_dir, session, 2).touch()
-        return None
-
-    runner = SessionRunner(
-        wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[], next_message=take_over
-    )
-    result = await runner.run(asyncio.Event())
-
-    assert (result.status, "taken over" in result.stop_reason) == ("failed", True), result
-    node = cluster.placement
-    assert isinstance(node, OneNode)
-    assert node.finished == []
-    assert b'"session_ended"' not in content_of(result)
-    assert redis_client.hget(keys.session(runner.session_id), "owner") == b"the next one"
-
-
-class Slow(OneNode):
-    """Is at it for ever when it is to end a session."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_asked = asyncio.Event()
-
-    async def finish(self, *more: Any, **named: Any) -> FinishOutcome:
-        self.is_asked.set()
-        return await asyncio.Future()
-
-
-async def test_a_session_whose_work_is_collected_as_its_server_ends_is_left_to_the_next_one(
-    cluster: Cluster, model: ModelClient, tmp_path: Path
-) -> None:
-    node = Slow()
-    on_slow = Cluster(**{**vars(cluster), "placement": node})
-    request = wanted(tmp_path, is_adoptable=True)
-    runner = SessionRunner(request, cluster=on_slow, model=model, approver=Always(), sinks=[])
-    running = asyncio.create_task(runner.run(asyncio.Event()))
-    await asyncio.wait_for(node.is_asked.wait(), 60)
-    runner.abandon(Ending("failed", "the server ends", is_lost=True), finish_s=0.0)
-    await running
-    assert not any(isinstance(event, SessionEnded) for event in events_of(cluster, runner.session_id))
-    assert await cluster.store.owned_by("me") == [runner.session_id], "whoever comes finds it"
-
-
-class CopyGone(OneNode):
-    """Finds that the session's work was collected already."""
-
-    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
-        assert not (Path(box.session_dir) / "work").exists()
-        raise NoSource("its private copy is gone, and its patch is kept")
-
-
-async def test_a_session_whose_owner_only_did_not_say_that_it_ended_is_completed(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
-) -> None:
-    whole = await play(cluster, model, wanted(tmp_path))
-    cut_before(Path(whole.transcript), "session_ended")
-    asked, node = len(endpoint.requests), CopyGone()
-    result = await continuing(
-        whole.session_id,
-        find(cluster.state_dir, whole.session_id).saved.to_request(ModelTable()),
-        generation=2,
-        cluster=Cluster(**{**vars(cluster), "placement": node}),
-        model=model,
-        approver=Always(),
-        sinks=[],
-        by=TAKEOVER,
-    ).run(asyncio.Event())
-    assert (result.status, result.text) == ("completed", "All done.")
-    assert len(node.finished) == 1, "the node says what the work became"
-    assert len(endpoint.requests) == asked
-
-
-async def test_a_cancelled_session_whose_owner_did_not_say_that_it_ended_is_not_gone_on_with(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
-) -> None:
-    cancelled = asyncio.Event()
-
-    def cancel(event: Event) -> None:
-        if isinstance(event, CallStarted):
-            cancelled.set()
-
-    runner = SessionRunner(wanted(tmp_path), cluster=cluster, model=model, approver=Always(), sinks=[cancel])
-    first = await runner.run(cancelled)
-    cut_before(Path(first.transcript), "session_ended")
-    # Collected and removed, as where its box had never stood.
-    shutil.rmtree(Path(first.transcript).parent / "work")
-    asked, gone = len(endpoint.requests), Cluster(**{**vars(cluster), "placement": CopyGone()})
-    saved = find(cluster.state_dir, first.session_id).saved
-
-    def go_on(generation: int, by: str, where: Cluster) -> SessionRunner:
-        request = saved.to_request(ModelTable())
-        given: dict[str, Any] = {"cluster": where, "model": model, "approver": Always(), "sinks": [], "by": by}
-        return continuing(first.session_id, request, generation=generation, **given)
-
-    result = await go_on(2, TAKEOVER, gone).run(asyncio.Event())
-    assert (first.status, result.status, result.stop_reason) == ("cancelled", "cancelled", "cancelled")
-    assert len(endpoint.requests) == asked
-    # One more owner that comes to nothing leaves it as it is; a person may go on with it.
-    cut_before(Path(result.transcript), "session_ended")
-    rebuilt = rebuild(read_session(Path(result.transcript).parent).entries)
-    assert rebuilt.ending is not None
-    (Path(result.transcript).parent / "work").mkdir()
-    result = await go_on(3, "sandhog resume", cluster).run(asyncio.Event())
-    assert (result.status, len(endpoint.requests) > asked) == ("completed", True)
-
-
-async def test_what_a_sub_agent_left_running_is_given_up(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
-) -> None:
-    """The sub-agent's owner is killed while a call of the sub-agent runs."""
-
-    def script(messages: list[dict[str, Any]]) -> Turn:
-        is_child = "sub-agent" in messages[0]["content"]
-        if replies(messages):
-            return Turn("child done" if is_child else "All done.")
-        task = ScriptedCall("Task", {"description": "look", "prompt": "look around", "profile": "general"})
-        return Turn(calls=(bash("touch child"),) if is_child else (task,))
-
-    endpoint.script = script
-    result = await play(cluster, model, wanted(tmp_path))
-    assert result.status == "completed", result
-    session_dir = cluster.state_dir / "sessions" / result.session_id
-    (child_dir,) = (session_dir / "children").iterdir()
-    messages = json.loads(export(read_session(child_dir), ExportFormat.CHAT))["messages"]
-    validate(messages)
-    assert [one["content"] for one in messages if one["role"] != "tool"][-1] == "child done"
-
-    cut_behind(session_dir, "child_started")
-    cut_behind(child_dir, "call_started")
-    (session_dir / "work").mkdir()
-    table = Table()
-    endpoint.script = lambda messages: Turn("goes on")
-    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, result.session_id)
-    again = await runner.run(asyncio.Event())
-    assert (again.status, again.text) == ("completed", "goes on")
-    assert [str(key) for key in table.given_up] == [f"{result.session_id}.1-1-0:1:1:0:{attempt}" for attempt in (1, 2)]
-    answer = next(event for event in events_of(cluster, result.session_id) if isinstance(event, CallFinished))
-    assert answer.error_code == "OUTCOME_UNKNOWN"
-
-
-async def test_so_is_what_a_sub_agent_of_it_runs_and_the_lane_of_its_chain(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, redis_client: redis.Redis
-) -> None:
-    def task(prompt: str) -> ScriptedCall:
-        return ScriptedCall("Task", {"description": "look", "prompt": prompt, "profile": "general"})
-
-    def script(messages: list[dict[str, Any]]) -> Turn:
-        if replies(messages):
-            return Turn("done")
-        match messages[1]["content"]:
-            case "mend it":
-                return Turn(calls=(task("child"),))
-            case "child":
-                return Turn(calls=(task("grandchild"),))
-            case _:
-                return Turn(calls=(bash("touch first"), bash("touch second")))
-
-    endpoint.script = script
-    result = await play(cluster, model, wanted(tmp_path, task_depth=2))
-    assert result.status == "completed", result
-    session_dir = cluster.state_dir / "sessions" / result.session_id
-    child_dir, grandchild_dir = sorted((session_dir / "children").iterdir(), key=lambda one: len(one.name))
-    for directory in (session_dir, child_dir):
-        cut_behind(directory, "child_started")
-    # The first call of the chain is answered, and the second one runs: it holds its chain's lane under the first's key.
-    cut_behind(grandchild_dir, "call_finished")
-    (session_dir / "work").mkdir()
-    first = f"{result.session_id}.1-1-0.1-1-0:1:1:0:1"
-    redis_client.zadd(keys.lanes("n1"), {first: 2e9})
-    table = Table()
-    endpoint.script = lambda messages: Turn("goes on")
-    runner = await go_on(Cluster(**{**vars(cluster), "executor": table}), model, result.session_id)
-    assert (await runner.run(asyncio.Event())).text == "goes on"
-    assert {f"{first[:-3]}1:{attempt}" for attempt in (1, 2)} <= {str(key) for key in table.given_up}
-    assert redis_client.zcard(keys.lanes("n1")) == 0
-
-
-class StillRunning(Table):
-    """A node on which the first call runs until it is ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_asked = asyncio.Event()
-
-    async def recover(
-        self,
-        order: CallOrder,
-        timeout_s: float,
-        *,
-        run_id: str,
-        has_begun: bool,
-        cancelled: asyncio.Event,
-        stopped: asyncio.Event,
-    ) -> CallOutcome:
-        if order.key.index == 0:
-            self.is_asked.set()
-            await stopped.wait()
-            return cancelled_outcome(order.key, "A person cancelled this call.")
-        return await super().recover(
-            order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled, stopped=stopped
-        )
-
-
-@pytest.mark.parametrize("name", ["1.0", "1"])
-async def test_a_call_that_an_earlier_owner_left_running_is_cancelled_by_a_person(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path, name: str
-) -> None:
-    endpoint.script = lambda messages: (
-        Turn("done") if replies(messages) else Turn(calls=(bash("sleep 1"), bash("touch second")))
-    )
-    result = await play(cluster, model, wanted(tmp_path))
-    session_dir = cluster.state_dir / "sessions" / result.session_id
-    cut_behind(session_dir, "call_started")
-    (session_dir / "work").mkdir()
-    node = StillRunning()
-    runner = await go_on(Cluster(**{**vars(cluster), "executor": node}), model, result.session_id)
-    going = asyncio.create_task(runner.run(asyncio.Event()))
-    async with asyncio.timeout(20):
-        await node.is_asked.wait()
-    told = await calls_cancelled(runner.steps, Wish(kind="cancel_calls", calls=name))
-    assert told.result == {"1.0": True} | ({"1.1": False} if name == "1" else {})
-    async with asyncio.timeout(20):
-        assert (await going).status == "completed"
-    answers = [event for event in events_of(cluster, result.session_id) if isinstance(event, CallFinished)]
-    assert answers[0].error_code == "CANCELLED"
-    assert (await calls_cancelled(runner.steps, Wish(kind="cancel_calls", calls=name))).result == {}
-
-
-class NotYet(OneNode):
-    """Has a box ready when it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may = asyncio.Event()
-
-    async def prepare(self, box: BoxOrder, node: NodeLife, *more: Any, **named: Any) -> PrepareOutcome:
-        await self.may.wait()
-        return await super().prepare(box, node)
-
-
-async def test_a_call_that_waited_for_a_yes_is_cancelled_before_its_next_owner_comes_to_ask(
-    cluster: Cluster, model: ModelClient, endpoint: ScriptedEndpoint, tmp_path: Path
-) -> None:
-    endpoint.script = lambda messages: Turn("done") if replies(messages) else Turn(calls=(bash("touch it"),))
-    chosen = replace(wanted(tmp_path).workspace, policy=Policy.GUARDED)
-    result = await play(cluster, model, wanted(tmp_path, workspace=chosen))
-    session_dir = cluster.state_dir / "sessions" / result.session_id
-    cut_behind(session_dir, "approval_asked")
-    (session_dir / "work").mkdir()
-    node, person = NotYet(), AlwaysForTheSession()
-    later = Cluster(**{**vars(cluster), "placement": node, "executor": Table()})
-    runner = await go_on(later, model, result.session_id, approver=person)
-    going = asyncio.create_task(runner.run(asyncio.Event()))
-    async with asyncio.timeout(20):
-        while not (told := await calls_cancelled(runner.steps, Wish(kind="cancel_calls", calls="1.0"))).result:
-            await asyncio.sleep(0.01)
-    assert told.result == {"1.0": False}
-    node.may.set()
-    async with asyncio.timeout(20):
-        assert (await going).status == "completed"
-    (answer,) = [event for event in events_of(cluster, result.session_id) if isinstance(event, CallFinished)]
-    assert (answer.error_code, person.asked) == ("CANCELLED", 0)
-
-
-def cut_before(path: Path, kind: str) -> None:
-    """End a transcript before the first event of a kind."""
-    lines = path.read_text().splitlines(keepends=True)
-    at = next(number for number, line in enumerate(lines) if f'"type":"{kind}"' in line)
-    path.write_text("".join(lines[:at]))
-
-
-def cut_behind(session_dir: Path, kind: str) -> None:
-    """End a transcript behind the first event of a kind."""
-    (path,) = session_dir.glob("*.jsonl")
-    lines = path.read_text().splitlines(keepends=True)
-    at = next(number for number, line in enumerate(lines) if f'"type":"{kind}"' in line)
-    path.write_text("".join(lines[: at + 1]))
-
-
-class AlwaysForTheSession(Always):
-    """A person who says `always`, once; who is asked again is a failure."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    async def ask(self, request: ApprovalRequest) -> Decided | None:
-        self.asked += 1
-        return Decided(True, by="a person", is_lasting=True)
 
 
 async def test_what_was_allowed_and_seen_comes_back(
