@@ -66,14 +66,7 @@ class Table(Executor):
             await on_outcome(_outcome(key, f"ran {_place(key)}"))
 
     async def recover(
-        self,
-        order: CallOrder,
-        timeout_s: float,
-        *,
-        run_id: str,
-        has_begun: bool,
-        cancelled: asyncio.Event,
-        stopped: asyncio.Event,
+        self, order: CallOrder, timeout_s: float, *, run_id: str, has_begun: bool, **named: asyncio.Event
     ) -> CallOutcome:
         self.recovered[_place(order.key)] = has_begun
         self.claimed_in[_place(order.key)] = run_id

@@ -123,23 +123,12 @@ class StillRunning(Table):
         super().__init__()
         self.is_asked = asyncio.Event()
 
-    async def recover(
-        self,
-        order: CallOrder,
-        timeout_s: float,
-        *,
-        run_id: str,
-        has_begun: bool,
-        cancelled: asyncio.Event,
-        stopped: asyncio.Event,
-    ) -> CallOutcome:
+    async def recover(self, order: CallOrder, timeout_s: float, **named: Any) -> CallOutcome:
         if order.key.index == 0:
             self.is_asked.set()
-            await stopped.wait()
+            await named["stopped"].wait()
             return cancelled_outcome(order.key, "A person cancelled this call.")
-        return await super().recover(
-            order, timeout_s, run_id=run_id, has_begun=has_begun, cancelled=cancelled, stopped=stopped
-        )
+        return await super().recover(order, timeout_s, **named)
 
 
 @pytest.mark.parametrize("name", ["1.0", "1"])
