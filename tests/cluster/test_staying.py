@@ -1,5 +1,7 @@
 """The box of a session whose model is done stays for a while: `--keep-box`, as a person uses it."""
 
+import json
+import os
 import re
 import signal
 import subprocess
@@ -117,6 +119,20 @@ def test_a_box_that_ends_by_itself_is_not_waited_for(state_dir: Path, project: P
         result, err = ended(process)
     assert (process.returncode, result["status"]) == (0, "completed"), err
     assert "stays no longer: the box has ended" in err
+    assert "+made" in result["patch"]
+    assert leftovers(state_dir) == []
+
+
+@pytest.mark.long
+def test_a_node_that_dies_while_a_box_stays_costs_no_work(state_dir: Path, project: Path) -> None:
+    with run(state_dir, project, "--keep-box", "10") as (_, process):
+        session_of(process)
+        (one,) = (state_dir / "runs").iterdir()
+        worker = [json.loads(line)["pid"] for line in (one / "processes.jsonl").read_text().splitlines()][1]
+        os.kill(worker, signal.SIGKILL)
+        result, err = ended(process)
+    assert (process.returncode, result["status"]) == (0, "completed"), err
+    assert "stays no longer" in err
     assert "+made" in result["patch"]
     assert leftovers(state_dir) == []
 
