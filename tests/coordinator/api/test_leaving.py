@@ -30,7 +30,13 @@ async def left(writer: asyncio.StreamWriter, *, is_reset: bool) -> None:
 
 
 def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
+    """What was told of requests; that a full machine was slow with something else is none of it."""
+    of_cluster = "coordinator.cluster."
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.exc_info or (record.levelno >= logging.WARNING and not record.name.startswith(of_cluster))
+    ]
 
 
 async def until_at_work(is_at_work: bool) -> None:
