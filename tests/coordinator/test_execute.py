@@ -88,6 +88,31 @@ async def has_lanes(redis_client: redis.Redis) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_quarter_of_the_lanes_is_left_to_reading_calls(
+    redis_url: str, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    redis_client.zadd(keys.lanes(NODE.node), {f"long {number}": 4_000_000_000 for number in range(3)})
+    jobs = [job(index, tmp_path, 1) for index in range(2)]
+
+    async def keep(outcome: CallOutcome) -> None:
+        raise AssertionError(outcome)
+
+    def taken() -> int:
+        return int(redis_client.zcard(keys.lanes(NODE.node)))
+
+    async with open_cluster(redis_url, tmp_path) as cluster:
+        run = partial(cluster.executor.run, node=NODE, cancelled=asyncio.Event(), on_outcome=keep)
+        chain = asyncio.create_task(run(Travel.CHAIN, jobs[:1]))
+        done, _ = await asyncio.wait({chain}, timeout=0.5)
+        assert (done, taken()) == (set(), 3), "the last lane is not for what may take long"
+        reading = asyncio.create_task(run(Travel.GROUP, jobs[1:]))
+        async with asyncio.timeout(30):
+            while taken() < 4:
+                await asyncio.sleep(0.01)
+        assert redis_client.zscore(keys.lanes(NODE.node), str(jobs[1].order.key)) is not None
+        await end(chain, reading)
+
+
 class Deaf(Nowhere):
     """Sends to a node that does not hear what is said to it first."""
 

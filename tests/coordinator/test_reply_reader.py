@@ -85,6 +85,12 @@ def test_stop_with_calls_has_its_calls_and_tool_calls_without_has_none() -> None
     assert read(event("tool_calls", content="x"))[0].calls == ()
 
 
+def test_an_empty_list_of_calls_is_none() -> None:
+    for sent in (event("stop", content="x", tool_calls=[]), json.dumps(body(content="x", tool_calls=[])).encode()):
+        reply, _ = read(sent)
+        assert (reply.text, reply.calls, reply.finish_reason) == ("x", (), "stop")
+
+
 def test_a_stream_that_says_that_it_is_over_needs_no_finish_reason() -> None:
     reply, _ = read(event(content="x"), DONE)
     assert (reply.text, reply.finish_reason) == ("x", "stop")

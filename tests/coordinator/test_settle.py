@@ -243,3 +243,77 @@ async def test_a_call_that_an_ending_node_did_not_read_any_more_waits_for_its_ne
     await client.aclose()
 
     assert redis_client.get(keys.claim(str(key))) == b"FENCED"
+
+
+class Asked(Node):
+    """A node that lives and says what a call came to only when it is asked for it."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        super().__init__(reader)
+        self.joins = 0
+
+    async def send_join(self, order: CallOrder, task_id: str) -> bool:
+        self.joins += 1
+        self._answer(order.key, task_id)
+        return True
+
+
+FAILED = Reply("t", False, None, "FAILURE: {}")
+UNREADABLE = Reply("t", True, "no outcome", "")
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+@pytest.mark.parametrize("reply", [FAILED, UNREADABLE], ids=["failed", "unreadable"])
+async def test_what_the_queue_says_of_a_call_is_no_answer_and_its_node_is_asked(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, reply: Reply, has_begun: bool
+) -> None:
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="one")
+    if has_begun:
+        redis_client.set(keys.claim(str(key)), "a worker")
+    watch = Watch(store)
+    watch.follow("n", "one")
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    node = Asked(reader)
+    settler = Settler(store=store, reader=reader, dispatcher=node, watch=watch)
+    sent = settler.expect(order, 10.0, run_id=await store.run_id())
+    sent.future.set_result(reply)
+    settling = asyncio.wait_for(settler.settle(sent, asyncio.Event()), 60)
+    if has_begun:
+        outcome = await settling
+        assert outcome.result is not None
+        assert (outcome.result["text"], node.joins) == (PRINTED, 1)
+    else:
+        with pytest.raises(MustResend, match="the queue reported"):
+            await settling
+        assert redis_client.get(keys.claim(str(key))) == b"FENCED"
+    await client.aclose()
+
+
+async def test_a_call_that_is_overdue_at_a_node_that_lives_is_asked_for(
+    store: Store, redis_url: str, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is the coordinator's own: no reply comes, and nothing is wrong with node or claim."""
+    monkeypatch.setattr(settle, "GRACE_S", 1.0)
+    key = CallKey(session="s", generation=1, step=1, index=0, attempt=1)
+    order = call_order(key=key, box=box_order("s", tmp_path), node="n", incarnation="one")
+    life = NodeLife(node="n", incarnation="one", places=1, lanes=1)
+    redis_client.set(keys.node("n"), life.model_dump_json())
+    redis_client.set(keys.lease("n"), "one")
+    redis_client.set(keys.claim(str(key)), "a worker")
+    client = connect(redis_url)
+    reader = ReplyReader(client, "c")
+    node = Asked(reader)
+    async with Watch(store) as watch:
+        watch.follow("n", "one")
+        settler = Settler(store=store, reader=reader, dispatcher=node, watch=watch)
+        began = settler.now()
+        sent = settler.expect(order, 1.0, run_id=await store.run_id())
+        outcome = await asyncio.wait_for(settler.settle(sent, asyncio.Event()), 60)
+        took_s = settler.now() - began
+    await client.aclose()
+
+    assert outcome.result is not None
+    assert (outcome.result["text"], node.joins) == (PRINTED, 1)
+    assert took_s > 2.0, "it has its own limit first, and the grace behind that"

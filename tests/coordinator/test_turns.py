@@ -70,6 +70,16 @@ async def test_the_preferred_node_is_taken_then_the_one_with_most_places(line: L
     ]  # fmt: skip
 
 
+def test_its_own_node_goes_before_a_warm_box_and_that_before_the_image() -> None:
+    home, warm, there, bare = (
+        life(name).model_copy(update=has)
+        for name, has in (("home", {}), ("warm", {"warm": ("i",)}), ("there", {"images": ("i",)}), ("bare", {}))
+    )
+    wanted = PlaceWanted(image="i")
+    ranks = [wanted.rank(one, "home") for one in (home, warm, there, bare)]
+    assert ranks == sorted(set(ranks)), "each before the next"
+
+
 async def test_one_principal_with_a_thousand_sessions_starves_nobody(line: Line) -> None:
     assert await line.ask("first", "flood") == "a"
     assert await line.ask("second", "flood") == "a"

@@ -237,6 +237,19 @@ async def test_a_node_that_took_its_description_back_is_gone_sooner_than_a_lost_
     assert watch.health("a").is_gone
 
 
+async def test_a_lost_nodes_sessions_move_only_once_its_boxes_have_stood_still_for_a_while(
+    watch: Watch, clock: Clock, redis_client: redis.Redis
+) -> None:
+    register(redis_client)
+    await look(watch, clock)
+    redis_client.delete(keys.lease("a"))
+    await look(watch, clock, int((LIFE.freeze_s + 12) / EVERY_S))
+    assert watch.health("a").is_gone
+    assert not watch.health("a").is_lost, "two boxes could write one workspace"
+    await look(watch, clock, int(4 / EVERY_S))
+    assert watch.health("a").is_lost
+
+
 async def test_a_node_that_an_emptied_redis_does_not_know_may_only_be_cut_off(
     watch: Watch, clock: Clock, line: Line, redis_client: redis.Redis, second_redis: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""What orders beside calls come to on a node whose boxes are processes: one that came too late touches nothing."""
+"""What orders come to on a node whose boxes are processes: one that came too late, or twice, touches nothing."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,16 +6,36 @@ from typing import Any
 
 import pytest
 import redis
+from celery.exceptions import Ignore
 
 from sandbox.process_engine import ProcessEngine
+from tests.orders import call_order
 from tests.worker.projects import order_for, project
+from tools.base import ToolResult
+from tools.loading import load_tools
+from worker.app import create_app
 from worker.beneath import remove_tree
 from worker.boxes import Boxes
-from worker.contract import keys
-from worker.contract.orders import BoxOrder, CopyOrder, FinishOrder, FinishOutcome, PrepareOrder, PrepareOutcome
+from worker.calls import Calls
+from worker.contract import keys, scripts
+from worker.contract.orders import (
+    CALL_TASK,
+    BoxOrder,
+    CallOutcome,
+    CopyOrder,
+    Fate,
+    FinishOrder,
+    FinishOutcome,
+    PrepareOrder,
+    PrepareOutcome,
+)
+from worker.gates.gate import GateCall
 from worker.mcp.entry import Mcp
+from worker.own_secrets import Secrets
+from worker.own_tools import OwnTools
+from worker.spill import Spills
 from worker.standing import Owners
-from worker.tasks import copied, finished, prepared
+from worker.tasks import copied, finished, prepared, register
 
 Finish = Callable[[BoxOrder], FinishOutcome]
 Prepare = Callable[[BoxOrder], PrepareOutcome]
@@ -116,3 +136,35 @@ def test_a_fork_that_has_begun_gets_no_second_copy(boxes: Boxes, order: BoxOrder
     assert copied(boxes, copy).error is None
 
     assert not work.exists()
+
+
+def test_of_a_delivery_that_is_refused_celery_stores_nothing_and_sends_nothing_on(
+    boxes: Boxes, order: BoxOrder, redis_client: redis.Redis, redis_url: str, tmp_path: Path
+) -> None:
+    """By a normal return it would publish the rest of the chain a second time."""
+
+    def unreachable(call: GateCall) -> ToolResult:
+        raise AssertionError("no node has the call's tool")
+
+    redis_client.register_script(scripts.OPEN_SESSION)(keys=[keys.session("s1")], args=[1, 60])
+    own = OwnTools(load_tools(), Secrets(None), tmp_path / "scratch")
+    mcp = Mcp(boxes, tmp_path / "scratch")
+    calls = Calls(
+        client=redis_client,
+        registry=own.registry,
+        boxes=boxes,
+        own=own,
+        mcp=mcp,
+        gates=unreachable,
+        spills=Spills(),
+        incarnation="n-1",
+        on_cut=lambda *_: None,
+    )
+    text = call_order("Fly", box=order, node="n", incarnation="n-1").to_text()
+    with create_app(redis_url) as app:
+        register(app, calls, boxes, mcp, Owners(redis_client, "n"), lambda: None)
+        first = CallOutcome.from_text(app.tasks[CALL_TASK](order=text))
+        with pytest.raises(Ignore):
+            app.tasks[CALL_TASK](order=text)
+
+    assert first.fate is Fate.RAN
